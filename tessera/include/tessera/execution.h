@@ -1,0 +1,35 @@
+// Where and how a call runs. One value type for all entry points.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace tessera {
+
+enum class DeviceKind : uint8_t { kCpu, kCuda };
+
+struct Device {
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;  // CUDA ordinal; ignored for the CPU
+};
+
+/// Scratch memory of the caller. Empty on the CPU, where scratch is small and allocated per call.
+struct Workspace {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+struct Execution {
+  Device device;
+  int threads = 0;     // CPU: worker threads, 0 = all hardware threads. Never changes a result bit.
+  std::string kernel;  // "" = chosen by the dispatch table; else a name from `explain`
+  void* stream = nullptr;  // CUDA: the cudaStream_t to enqueue on
+  Workspace workspace;     // CUDA: device scratch
+  // CPU: called on the calling thread now and then with finished and total work items. May be
+  // empty.
+  std::function<void(int64_t done, int64_t total)> progress;
+};
+
+}  // namespace tessera

@@ -1,0 +1,25 @@
+// Reading one row of a PlanView in either form.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/plan.h"
+
+namespace tessera::internal {
+
+struct RowId {
+  int64_t batch = 0, head = 0, query_block = 0;
+};
+
+bool is_dense_row(const PlanView& plan, const RowId& row);
+
+/// The row's key blocks, ascending; dense rows and both forms included. The plan must be valid.
+void read_row(const PlanView& plan, const BlockLayout& layout, const RowId& row,
+              std::vector<int32_t>* out);
+
+/// Batch and head counts of whichever form is present.
+int64_t plan_batch(const PlanView& plan);
+int64_t plan_heads(const PlanView& plan);
+
+}  // namespace tessera::internal
