@@ -4,17 +4,20 @@ find_package(Threads REQUIRED)
 
 add_library(tessera_flags INTERFACE)
 target_compile_features(tessera_flags INTERFACE cxx_std_20)
-target_compile_options(tessera_flags INTERFACE -Wall -Wextra -Wno-unused-parameter)
+# Parameter structs are filled by name; members left out keep their documented defaults.
+set(tessera_warnings -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers)
 # GCC 12 reports an impossible overlap in every `"text" + std::string` at -O2 (GCC bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(tessera_flags INTERFACE -Wno-restrict)
+  list(APPEND tessera_warnings -Wno-restrict)
 endif()
 if(TESSERA_DEVELOPER_MODE)
-  target_compile_options(tessera_flags INTERFACE -Werror)
+  list(APPEND tessera_warnings -Werror)
 endif()
+target_compile_options(tessera_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${tessera_warnings}>")
 if(TESSERA_SANITIZE)
-  target_compile_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE}
-                                                 -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_compile_options(
+    tessera_flags INTERFACE "SHELL:-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer"
+                            -fno-sanitize-recover=all)
   target_link_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE})
 endif()
 

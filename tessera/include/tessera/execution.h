@@ -26,7 +26,10 @@ struct Execution {
   int threads = 0;     // CPU: worker threads, 0 = all hardware threads. Never changes a result bit.
   std::string kernel;  // "" = chosen by the dispatch table; else a name from `explain`
   void* stream = nullptr;  // CUDA: the cudaStream_t to enqueue on
-  Workspace workspace;     // CUDA: device scratch
+  Workspace workspace;     // CUDA: device scratch, sized by attention_workspace / route_workspace
+  // CUDA: check the values of a plan before attention runs, which waits for the stream. Turn it off
+  // for plans that `route` made and during graph capture; a bad plan then gives NaN output.
+  bool check_plan = true;
   // CPU: called on the calling thread now and then with finished and total work items. May be
   // empty.
   std::function<void(int64_t done, int64_t total)> progress;

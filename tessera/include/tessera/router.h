@@ -74,6 +74,9 @@ struct RouteOutputs {
 /// Shape of the plan that `route` would write. Checks everything that does not need tensor values.
 Status route_shape(const RouteParams& params, PlanShape* out);
 
+/// Device scratch that `route` needs in `exec.workspace`, in bytes; 0 for the CPU.
+Status route_workspace(const RouteParams& params, const Execution& exec, size_t* bytes);
+
 /// Routes into caller memory. Ids are ascending, unused slots are -1. q and k are only read;
 /// outputs must not alias them. CPU: returns when done. Same bits for any thread count.
 Status route(const RouteParams& params, const Execution& exec, const RouteOutputs& out);

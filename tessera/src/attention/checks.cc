@@ -5,6 +5,7 @@
 #include "tessera/src/attention/problem.h"
 #include "tessera/src/common/cat.h"
 #include "tessera/src/common/element.h"
+#include "tessera/src/plan/plan_rows.h"
 
 namespace tessera::internal {
 namespace {
@@ -32,8 +33,14 @@ bool interleaved(const Bshd& a, const Bshd& b) {
   if (a.stride != b.stride || a.dtype != b.dtype) return false;
   const int64_t bytes = static_cast<int64_t>(dtype_bytes(a.dtype));
   const int64_t row = a.stride[1];
-  const auto footprint = [](const Bshd& t) { return (t.size[2] - 1) * t.stride[2] + t.size[3]; };
+  // Sequence-first tensors hold all samples of a token in one row.
+  const bool samples_in_row = a.stride[0] > 0 && a.stride[0] < row;
+  const auto footprint = [&](const Bshd& t) {
+    return (samples_in_row ? (t.size[0] - 1) * t.stride[0] : 0) + (t.size[2] - 1) * t.stride[2] +
+           t.size[3];
+  };
   if (row <= 0 || a.stride[2] <= 0) return false;
+  if (a.size[0] > 1 && !samples_in_row && a.stride[0] % row != 0) return false;
   const int64_t delta = static_cast<const char*>(a.data) - static_cast<const char*>(b.data);
   if (delta % bytes != 0) return false;
   const int64_t shift = ((delta / bytes) % row + row) % row;  // a's row start inside b's row
@@ -139,7 +146,7 @@ Status resolve_scale(float given, int64_t head_dim, float* out) {
   return {};
 }
 
-Status check_attention(const AttentionParams& p, AttentionProblem* out) {
+Status check_attention(const AttentionParams& p, DeviceKind device, AttentionProblem* out) {
   AttentionProblem problem;
   problem.params = &p;
   TESSERA_RETURN_IF_ERROR(check_query_key(p.q, p.k, p.cu_seqlens, p.max_seqlen, &problem.layout));
@@ -160,7 +167,8 @@ Status check_attention(const AttentionParams& p, AttentionProblem* out) {
   problem.kv_heads = p.k.size[2];
   problem.head_dim = static_cast<int>(p.q.size[3]);
   if (p.plan) {
-    TESSERA_RETURN_IF_ERROR(validate_plan(*p.plan, problem.layout, problem.batch, problem.heads));
+    const auto check = device == DeviceKind::kCpu ? validate_plan : check_plan_shapes;
+    TESSERA_RETURN_IF_ERROR(check(*p.plan, problem.layout, problem.batch, problem.heads));
   }
   *out = std::move(problem);
   return {};

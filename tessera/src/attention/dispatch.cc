@@ -5,6 +5,10 @@
 #include "tessera/src/attention/problem.h"
 #include "tessera/src/common/cat.h"
 #include "tessera/src/common/parallel.h"
+#ifdef TESSERA_WITH_CUDA
+#include "tessera/src/cuda/runtime.h"
+#include "tessera/src/sm90/forward.h"
+#endif
 
 namespace tessera {
 
@@ -16,6 +20,17 @@ namespace {
 std::string accept_all(const AttentionProblem&) { return {}; }  // check_attention covers the CPU
 
 constexpr std::array kTable = {
+#ifdef TESSERA_WITH_CUDA
+    KernelEntry{"sm90_union", DeviceKind::kCuda, "cuda 9.0",
+                "three query blocks share each K/V tile; balanced order", true,
+                sm90::refuse_forward, sm90::run_union},
+    KernelEntry{"sm90_union_plain", DeviceKind::kCuda, "cuda 9.0",
+                "sm90_union in plain order: a row's bits do not depend on its neighbours", false,
+                sm90::refuse_forward, sm90::run_union_plain},
+    KernelEntry{"sm90_list", DeviceKind::kCuda, "cuda 9.0",
+                "one query block per CTA, its own list; bit-identical to sm90_union_plain", false,
+                sm90::refuse_forward, sm90::run_list},
+#endif
     KernelEntry{"cpu_highway", DeviceKind::kCpu, "cpu",
                 "vector kernel (Highway run-time dispatch), fp32 arithmetic", true, accept_all,
                 internal::run_cpu_highway},
@@ -65,14 +80,6 @@ const KernelEntry* choose(const AttentionProblem& problem, const Execution& exec
   return chosen;
 }
 
-Status check_device(const Execution& exec) {
-  if (exec.threads < 0) {
-    return invalid_argument(
-        internal::cat("threads is ", exec.threads, "; give 0 for all or a positive number"));
-  }
-  return exec.device.kind == DeviceKind::kCuda ? internal::refuse_cuda(exec.device) : Status();
-}
-
 PlanStats dense_stats(const AttentionProblem& problem) {
   PlanStats stats;
   for (const Document& d : problem.layout.documents) {
@@ -90,18 +97,46 @@ PlanStats dense_stats(const AttentionProblem& problem) {
 
 namespace internal {
 
+Status check_device(const Execution& exec) {
+  if (exec.threads < 0) {
+    return invalid_argument(
+        cat("threads is ", exec.threads, "; give 0 for all or a positive number"));
+  }
+  if (exec.device.kind == DeviceKind::kCpu) return {};
+#ifdef TESSERA_WITH_CUDA
+  cuda::DeviceFacts facts;
+  return cuda::require_sm90(exec.device.index, &facts);
+#else
+  return refuse_cuda(exec.device);
+#endif
+}
+
 std::span<const KernelEntry> kernel_table() { return kTable; }
 
 }  // namespace internal
 
 Status attend(const AttentionParams& params, const Execution& exec) {
   return internal::guarded([&]() -> Status {
-    TESSERA_RETURN_IF_ERROR(check_device(exec));
+    TESSERA_RETURN_IF_ERROR(internal::check_device(exec));
     AttentionProblem problem;
-    TESSERA_RETURN_IF_ERROR(internal::check_attention(params, &problem));
+    TESSERA_RETURN_IF_ERROR(internal::check_attention(params, exec.device.kind, &problem));
     Explanation choice;
     const KernelEntry* entry = choose(problem, exec, &choice);
     return entry != nullptr ? entry->run(problem, exec) : choice.status;
+  });
+}
+
+Status attention_workspace(const AttentionParams& params, const Execution& exec, size_t* bytes) {
+  *bytes = 0;
+  if (exec.device.kind == DeviceKind::kCpu) return {};
+  return internal::guarded([&]() -> Status {
+    TESSERA_RETURN_IF_ERROR(internal::check_device(exec));
+    AttentionProblem problem;
+    TESSERA_RETURN_IF_ERROR(internal::check_attention(params, exec.device.kind, &problem));
+#ifdef TESSERA_WITH_CUDA
+    *bytes = sm90::forward_workspace(problem);
+#endif
+    return {};
   });
 }
 
@@ -110,10 +145,15 @@ Explanation explain(const AttentionParams& params, const Execution& exec) {
   out.sparse = params.plan.has_value();
   const Status failed = internal::guarded([&]() -> Status {
     AttentionProblem problem;
-    TESSERA_RETURN_IF_ERROR(internal::check_attention(params, &problem));
+    TESSERA_RETURN_IF_ERROR(internal::check_attention(params, exec.device.kind, &problem));
     choose(problem, exec, &out);
-    out.plan = params.plan ? plan_stats(*params.plan, problem.layout) : dense_stats(problem);
-    if (Status device = check_device(exec); !device.ok()) out.status = device;
+    // A plan in device memory cannot be counted without a copy.
+    if (!params.plan) {
+      out.plan = dense_stats(problem);
+    } else if (exec.device.kind == DeviceKind::kCpu) {
+      out.plan = plan_stats(*params.plan, problem.layout);
+    }
+    if (Status device = internal::check_device(exec); !device.ok()) out.status = device;
     return {};
   });
   if (!failed.ok()) out.status = failed;
@@ -123,7 +163,11 @@ Explanation explain(const AttentionParams& params, const Execution& exec) {
 std::vector<KernelInfo> list_kernels() {
   std::vector<KernelInfo> list;
   for (const KernelEntry& entry : internal::kernel_table()) {
-    list.push_back({entry.name, entry.device_text, entry.description, true, ""});
+    Execution exec;
+    exec.device.kind = entry.device;
+    const Status device = internal::check_device(exec);
+    list.push_back(
+        {entry.name, entry.device_text, entry.description, device.ok(), device.message()});
   }
   return list;
 }

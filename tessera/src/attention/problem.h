@@ -19,8 +19,9 @@ struct AttentionProblem {
   int head_dim = 0;
 };
 
-/// Everything that does not need tensor values, plus full validation of the plan.
-Status check_attention(const AttentionParams& params, AttentionProblem* out);
+/// Everything that does not need tensor values. The plan's values are checked too when they are in
+/// host memory; for a CUDA device the kernels check them.
+Status check_attention(const AttentionParams& params, DeviceKind device, AttentionProblem* out);
 
 /// One input tensor on its own: a float dtype, sizes >= 1, unit last stride.
 Status check_input(const Bshd& tensor, std::string_view name);
@@ -53,7 +54,10 @@ std::span<const KernelEntry> kernel_table();
 Status run_cpu_highway(const AttentionProblem& problem, const Execution& exec);
 Status run_cpu_reference(const AttentionProblem& problem, const Execution& exec);
 
-/// The message for a CUDA request in a build without CUDA kernels.
+/// The message for a CUDA request where nothing for CUDA exists.
 Status refuse_cuda(const Device& device);
+
+/// kUnsupported for a device that this build or machine cannot use.
+Status check_device(const Execution& exec);
 
 }  // namespace tessera::internal

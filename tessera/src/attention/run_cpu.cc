@@ -101,34 +101,156 @@ void clear_rows_outside(const AttentionProblem& problem) {
   }
 }
 
-}  // namespace
+/// fp32 copies of K and V kept at a time. At 37,760 tokens one head takes 39 MB; a longer one is
+/// converted block by block instead, for every group of query blocks anew.
+constexpr int64_t kPackedBytesPerThread = int64_t{48} << 20;
+constexpr int32_t kBlocksPerPackItem = 8;
 
-Status run_cpu_highway(const AttentionProblem& problem, const Execution& exec) {
+/// Runs the vector kernel over batches of (batch, key head, document) whose packed K and V fit.
+class PackedRun {
+ public:
+  PackedRun(const AttentionProblem& problem, const Execution& exec, int threads)
+      : problem_(problem), exec_(exec), threads_(threads), workers_(threads) {
+    for (const Document& d : problem.layout.documents) {
+      const int64_t groups = (d.query_blocks + cpu::kGroupBlocks - 1) / cpu::kGroupBlocks;
+      total_ += groups * problem.batch * problem.heads;
+    }
+  }
+
+  Status run() {
+    const int64_t budget = kPackedBytesPerThread * threads_ / int64_t{sizeof(float)};
+    std::vector<Part> parts;
+    int64_t floats = 0;
+    for (int64_t b = 0; b < problem_.batch; ++b) {
+      for (int64_t kv = 0; kv < problem_.kv_heads; ++kv) {
+        for (const Document& d : problem_.layout.documents) {
+          const int64_t own = int64_t{d.key_blocks} * kBlockTokens * problem_.head_dim;
+          const bool fits = 2 * own <= budget;
+          if (floats + 2 * own > budget || (!parts.empty() && !fits)) {
+            TESSERA_RETURN_IF_ERROR(run_parts(parts, floats));
+            parts.clear();
+            floats = 0;
+          }
+          parts.push_back({b, kv, &d, fits ? floats : -1});
+          floats += fits ? 2 * own : 0;
+        }
+      }
+    }
+    return run_parts(parts, floats);
+  }
+
+ private:
+  struct Part {
+    int64_t batch = 0, kv_head = 0;
+    const Document* document = nullptr;
+    int64_t offset = -1;  // of its packed K, V behind it; -1: not packed
+  };
   struct Worker {
     std::unique_ptr<cpu::Scratch> scratch;
     std::vector<int32_t> ids;
     std::vector<uint32_t> wanted;
     std::vector<cpu::WalkStep> walk;
   };
-  clear_rows_outside(problem);
-  const std::vector<WorkItem> items = split(problem, cpu::kGroupBlocks);
-  const int threads = thread_count(exec);
-  std::vector<Worker> workers(threads);
-  return parallel_for(
-      threads, static_cast<int64_t>(items.size()),
-      [&](int64_t i, int w) {
-        Worker& worker = workers[w];
-        if (!worker.scratch) {
-          worker.scratch =
-              std::make_unique<cpu::Scratch>(cpu::fast_scratch_bytes(problem.head_dim));
+
+  int64_t floats_of(const Document& d) const {
+    return int64_t{d.key_blocks} * kBlockTokens * problem_.head_dim;
+  }
+
+  Status run_parts(const std::vector<Part>& parts, int64_t floats) {
+    if (parts.empty()) return {};
+    if (floats > packed_floats_) {
+      packed_ = std::make_unique<cpu::Scratch>(static_cast<size_t>(floats) * sizeof(float));
+      packed_floats_ = floats;
+    }
+    TESSERA_RETURN_IF_ERROR(pack(parts));
+    return attend(parts);
+  }
+
+  float* packed(const Part& part) const {
+    return part.offset < 0 ? nullptr : static_cast<float*>(packed_->get()) + part.offset;
+  }
+
+  Status pack(const std::vector<Part>& parts) {
+    struct Item {
+      const Part* part;
+      int32_t first;
+    };
+    std::vector<Item> items;
+    for (const Part& part : parts) {
+      if (part.offset < 0) continue;
+      for (int32_t j = 0; j < part.document->key_blocks; j += kBlocksPerPackItem) {
+        items.push_back({&part, j});
+      }
+    }
+    return parallel_for(threads_, static_cast<int64_t>(items.size()), [&](int64_t i, int) {
+      const Part& part = *items[i].part;
+      const Document& d = *part.document;
+      cpu::PackTask task;
+      task.head_dim = problem_.head_dim;
+      task.key_rows = d.key_length;
+      task.first_block = items[i].first;
+      task.blocks = std::min(kBlocksPerPackItem, d.key_blocks - items[i].first);
+      task.k = head_rows(problem_.params->k, part.batch, part.kv_head, d.key_start);
+      task.v = head_rows(problem_.params->v, part.batch, part.kv_head, d.key_start);
+      task.packed_k = packed(part);
+      task.packed_v = packed(part) + floats_of(d);
+      cpu::fast_pack(task);
+    });
+  }
+
+  Status attend(const std::vector<Part>& parts) {
+    const int64_t ratio = problem_.heads / problem_.kv_heads;
+    std::vector<WorkItem> items;
+    std::vector<const Part*> part_of;
+    for (const Part& part : parts) {
+      for (int64_t h = part.kv_head * ratio; h < (part.kv_head + 1) * ratio; ++h) {
+        for (int32_t i = 0; i < part.document->query_blocks; i += cpu::kGroupBlocks) {
+          items.push_back({part.batch, h, part.document, i,
+                           std::min(cpu::kGroupBlocks, part.document->query_blocks - i)});
+          part_of.push_back(&part);
         }
-        build_walk(problem, items[i], worker.ids, worker.wanted, worker.walk);
-        cpu::AttendTask task = make_task(problem, items[i]);
-        task.walk = worker.walk.data();
-        task.walk_steps = static_cast<int64_t>(worker.walk.size());
-        cpu::fast_attend(task, worker.scratch->get());
-      },
-      exec.progress);
+      }
+    }
+    const auto body = [&](int64_t i, int w) {
+      Worker& worker = workers_[w];
+      if (!worker.scratch) {
+        worker.scratch = std::make_unique<cpu::Scratch>(cpu::fast_scratch_bytes(problem_.head_dim));
+      }
+      build_walk(problem_, items[i], worker.ids, worker.wanted, worker.walk);
+      cpu::AttendTask task = make_task(problem_, items[i]);
+      task.walk = worker.walk.data();
+      task.walk_steps = static_cast<int64_t>(worker.walk.size());
+      if (const float* k = packed(*part_of[i])) {
+        task.packed_k = k;
+        task.packed_v = k + floats_of(*part_of[i]->document);
+      }
+      cpu::fast_attend(task, worker.scratch->get());
+    };
+    const auto progress = [&](int64_t done, int64_t) {
+      if (exec_.progress) exec_.progress(finished_ + done, total_);
+    };
+    TESSERA_RETURN_IF_ERROR(
+        parallel_for(threads_, static_cast<int64_t>(items.size()), body, progress));
+    finished_ += static_cast<int64_t>(items.size());
+    return {};
+  }
+
+  const AttentionProblem& problem_;
+  const Execution& exec_;
+  const int threads_;
+  std::vector<Worker> workers_;
+  std::unique_ptr<cpu::Scratch> packed_;
+  int64_t packed_floats_ = 0;
+  int64_t total_ = 0, finished_ = 0;
+};
+
+}  // namespace
+
+Status run_cpu_highway(const AttentionProblem& problem, const Execution& exec) {
+  clear_rows_outside(problem);
+  const int threads = thread_count(exec);
+  PackedRun run(problem, exec, threads);
+  return run.run();
 }
 
 Status run_cpu_reference(const AttentionProblem& problem, const Execution& exec) {

@@ -70,7 +70,13 @@ void load_queries(const Rows& q, int query_rows, int head_dim, float scale, Atte
   }
 }
 
-void load_values(const Rows& v, int64_t first, int rows, int head_dim, float* to) {
+/// One key block of K as contiguous fp32 rows.
+void convert_keys(const Rows& k, int64_t first, int rows, int head_dim, float* to) {
+  for (int r = 0; r < rows; ++r) load_f32(k, first + r, head_dim, to + r * head_dim);
+}
+
+/// One key block of V as fp32 panels [head_dim / width][64][width].
+void convert_values(const Rows& v, int64_t first, int rows, int head_dim, float* to) {
   const FloatTag d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   const int width = 2 * lanes;
@@ -84,12 +90,58 @@ void load_values(const Rows& v, int64_t first, int rows, int head_dim, float* to
   }
 }
 
+void pack_impl(const PackTask& task) {
+  const int64_t block_floats = int64_t{kBlock} * task.head_dim;
+  for (int32_t j = task.first_block; j < task.first_block + task.blocks; ++j) {
+    const int64_t first = int64_t{j} * kBlock;
+    const int rows = static_cast<int>(std::min<int64_t>(kBlock, task.key_rows - first));
+    convert_keys(task.k, first, rows, task.head_dim, task.packed_k + j * block_floats);
+    convert_values(task.v, first, rows, task.head_dim, task.packed_v + j * block_floats);
+  }
+}
+
+/// Brings the rows of the next key block into the second-level cache, one row per register tile:
+/// lists jump about, so the hardware does not see it coming, and all at once would stall the loads.
+class RowPrefetcher {
+ public:
+  RowPrefetcher(const Rows& k, const Rows& v, int64_t first, int rows, int head_dim)
+      : k_(row_pointer(k, first)),
+        v_(row_pointer(v, first)),
+        k_step_(k.row_stride * static_cast<int64_t>(dtype_bytes(k.dtype))),
+        v_step_(v.row_stride * static_cast<int64_t>(dtype_bytes(v.dtype))),
+        row_bytes_(head_dim * static_cast<int>(dtype_bytes(k.dtype))),
+        left_(2 * rows) {}
+  RowPrefetcher() = default;
+
+  void operator()() {
+    if (left_ == 0) return;
+    // K and V take turns, so that both are complete when the walk gets there.
+    const char*& at = left_ % 2 == 0 ? k_ : v_;
+    for (int byte = 0; byte < row_bytes_; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+    at += left_ % 2 == 0 ? k_step_ : v_step_;
+    --left_;
+  }
+
+ private:
+  static const char* row_pointer(const Rows& rows, int64_t row) {
+    return static_cast<const char*>(rows.data) +
+           row * rows.row_stride * static_cast<int64_t>(dtype_bytes(rows.dtype));
+  }
+  const char* k_ = nullptr;
+  const char* v_ = nullptr;
+  int64_t k_step_ = 0, v_step_ = 0;
+  int row_bytes_ = 0;
+  int left_ = 0;
+};
+
 /// S^T = K q^T for `keys` keys against one query block.
-HWY_INLINE void multiply_scores(const float* k, const float* q, int keys, int head_dim, float* s) {
+template <class BeforeTile>
+HWY_INLINE void multiply_scores(const float* k, const float* q, int keys, int head_dim, float* s,
+                                BeforeTile& before_tile) {
   const int width = panel_width();
   for (int p = 0; p < kBlock / width; ++p) {
     multiply_panel(k, head_dim, 1, q + static_cast<int64_t>(p) * width * head_dim, keys, head_dim,
-                   s + p * width, kBlock, nullptr);
+                   s + p * width, kBlock, nullptr, [&] { before_tile(); });
   }
 }
 
@@ -127,12 +179,14 @@ HWY_INLINE void update_softmax(int keys, float* HWY_RESTRICT s, float* HWY_RESTR
   }
 }
 
+template <class BeforeTile>
 HWY_INLINE void accumulate_output(const float* s, const float* v, int keys, int queries,
-                                  int head_dim, const float* alpha, float* o) {
+                                  int head_dim, const float* alpha, float* o,
+                                  BeforeTile& before_tile) {
   const int width = panel_width();
   for (int p = 0; p < head_dim / width; ++p) {
     multiply_panel(s, 1, kBlock, v + static_cast<int64_t>(p) * kBlock * width, queries, keys,
-                   o + p * width, head_dim, alpha);
+                   o + p * width, head_dim, alpha, [&] { before_tile(); });
   }
 }
 
@@ -165,18 +219,35 @@ void attend_impl(const AttendTask& task, void* memory) {
   std::fill(s.row_max, s.row_max + blocks * kBlock, -std::numeric_limits<float>::infinity());
   std::fill(s.row_sum, s.row_sum + blocks * kBlock, 0.0f);
 
+  // What the walk reads: packed blocks are contiguous rows for the prefetcher's purpose, V
+  // included.
+  const bool packed = task.packed_k != nullptr;
+  const Rows k_rows = packed ? Rows{task.packed_k, head_dim, Dtype::kF32} : task.k;
+  const Rows v_rows = packed ? Rows{task.packed_v, head_dim, Dtype::kF32} : task.v;
   for (int64_t step = 0; step < task.walk_steps; ++step) {
     const int64_t first_key = int64_t{task.walk[step].key_block} * kBlock;
     const int keys = static_cast<int>(std::min<int64_t>(kBlock, task.key_rows - first_key));
-    for (int r = 0; r < keys; ++r) load_f32(task.k, first_key + r, head_dim, s.k + r * head_dim);
-    load_values(task.v, first_key, keys, head_dim, s.v);
+    const float* k = packed ? task.packed_k + first_key * head_dim : s.k;
+    const float* v = packed ? task.packed_v + first_key * head_dim : s.v;
+    if (!packed) {
+      convert_keys(task.k, first_key, keys, head_dim, s.k);
+      convert_values(task.v, first_key, keys, head_dim, s.v);
+    }
+    RowPrefetcher prefetch;
+    if (step + 1 < task.walk_steps) {
+      const int64_t next = int64_t{task.walk[step + 1].key_block} * kBlock;
+      // A packed block is complete in memory even where the document ends.
+      const int rows =
+          packed ? kBlock : static_cast<int>(std::min<int64_t>(kBlock, task.key_rows - next));
+      prefetch = RowPrefetcher(k_rows, v_rows, next, rows, head_dim);
+    }
     for (int g = 0; g < blocks; ++g) {
       if ((task.walk[step].wanted_by >> g & 1u) == 0) continue;
       const int64_t block_offset = static_cast<int64_t>(g) * kBlock * head_dim;
-      multiply_scores(s.k, s.q + block_offset, keys, head_dim, s.s);
+      multiply_scores(k, s.q + block_offset, keys, head_dim, s.s, prefetch);
       update_softmax(keys, s.s, s.row_max + g * kBlock, s.row_sum + g * kBlock, s.alpha);
-      accumulate_output(s.s, s.v, keys, std::min(kBlock, task.query_rows - g * kBlock), head_dim,
-                        s.alpha, s.o + block_offset);
+      accumulate_output(s.s, v, keys, std::min(kBlock, task.query_rows - g * kBlock), head_dim,
+                        s.alpha, s.o + block_offset, prefetch);
     }
   }
   for (int g = 0; g < blocks; ++g) {
@@ -200,11 +271,13 @@ void block_mass_impl(const BlockMassTask& task, void* memory) {
             ? static_cast<float>(double{task.lse[r * task.lse_stride]} * std::numbers::log2e)
             : std::numeric_limits<float>::infinity();
   }
+  const auto nothing = [] {};
   for (int64_t first_key = 0; first_key < task.key_rows; first_key += kBlock) {
     const int keys = static_cast<int>(std::min<int64_t>(kBlock, task.key_rows - first_key));
-    for (int r = 0; r < keys; ++r) load_f32(task.k, first_key + r, head_dim, s.k + r * head_dim);
+    convert_keys(task.k, first_key, keys, head_dim, s.k);
     for (int g = 0; g < blocks; ++g) {
-      multiply_scores(s.k, s.q + static_cast<int64_t>(g) * kBlock * head_dim, keys, head_dim, s.s);
+      multiply_scores(s.k, s.q + static_cast<int64_t>(g) * kBlock * head_dim, keys, head_dim, s.s,
+                      nothing);
       FloatVec sum = hn::Zero(d);
       for (int c = 0; c < kBlock; c += lanes) {
         const FloatVec lse = hn::Load(d, s.row_max + g * kBlock + c);
@@ -227,10 +300,13 @@ namespace tessera::cpu {
 
 HWY_EXPORT(attend_impl);
 HWY_EXPORT(block_mass_impl);
+HWY_EXPORT(pack_impl);
 
 void fast_attend(const AttendTask& task, void* scratch) {
   HWY_DYNAMIC_DISPATCH(attend_impl)(task, scratch);
 }
+
+void fast_pack(const PackTask& task) { HWY_DYNAMIC_DISPATCH(pack_impl)(task); }
 
 void fast_block_mass(const BlockMassTask& task, void* scratch) {
   HWY_DYNAMIC_DISPATCH(block_mass_impl)(task, scratch);

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "tessera/types.h"
 
@@ -29,10 +28,13 @@ struct WalkStep {
 
 struct AttendTask {
   int head_dim = 0;
-  float scale_log2 = 0;            // softmax_scale * log2(e), applied to q
-  int query_rows = 0;              // real rows, 1 .. 64 * kGroupBlocks
-  int64_t key_rows = 0;            // keys of the document
-  Rows q, k, v;                    // at the first row of the group / of the document
+  float scale_log2 = 0;  // softmax_scale * log2(e), applied to q
+  int query_rows = 0;    // real rows, 1 .. 64 * kGroupBlocks
+  int64_t key_rows = 0;  // keys of the document
+  Rows q, k, v;          // at the first row of the group / of the document
+  // K and V of the whole document as `fast_pack` writes them; null: converted block by block.
+  const float* packed_k = nullptr;
+  const float* packed_v = nullptr;
   const WalkStep* walk = nullptr;  // ascending key blocks
   int64_t walk_steps = 0;
   void* out = nullptr;  // row r at r * out_stride elements
@@ -40,6 +42,18 @@ struct AttendTask {
   Dtype out_dtype = Dtype::kF32;
   float* lse = nullptr;  // optional, row r at r * lse_stride
   int64_t lse_stride = 0;
+};
+
+/// Converts key blocks [first_block, first_block + blocks) of a document to fp32: K rows
+/// contiguous, V in panels of two vectors per block. One block takes 64 * head_dim floats on each
+/// side.
+struct PackTask {
+  int head_dim = 0;
+  int64_t key_rows = 0;
+  int32_t first_block = 0, blocks = 0;
+  Rows k, v;                  // at the first row of the document
+  float* packed_k = nullptr;  // of the whole document
+  float* packed_v = nullptr;
 };
 
 /// True mass per key block for one group; reads the dense LSE instead of computing v.
@@ -90,26 +104,27 @@ int fast_score_blocks();
 size_t fast_scratch_bytes(int head_dim);
 
 void fast_attend(const AttendTask& task, void* scratch);
+void fast_pack(const PackTask& task);
 void fast_block_mass(const BlockMassTask& task, void* scratch);
 void fast_pool(const PoolTask& task);
 void fast_scores(const ScoreTask& task, void* scratch);
 
-/// Merges one row of two partial results; weights are exp(lse - max).
 const char* fast_target_name();
 int64_t fast_compiled_targets();
 
-/// Scratch for one thread, 64-byte aligned. Throws bad_alloc.
+/// Uninitialised memory, at least 64-byte aligned. Large pieces ask for huge pages: lists jump about in
+/// them, and with 4 KiB pages every jump misses the TLB. Throws bad_alloc.
 class Scratch {
  public:
-  explicit Scratch(size_t bytes)
-      : data_(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64}))) {}
-  ~Scratch() { ::operator delete (data_, std::align_val_t{64}); }
+  explicit Scratch(size_t bytes);
+  ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   void* get() const { return data_; }
 
  private:
-  std::byte* data_;
+  size_t alignment_;
+  void* data_;
 };
 
 }  // namespace tessera::cpu

@@ -67,7 +67,8 @@ HWY_INLINE FloatVec block_score(const float* terms, const float* bias, int n_q, 
   for (int a = 0; a < n_q; ++a) {
     for (int b = 0; b < n_k; ++b) sum = hn::Add(sum, exp2_vec(d, hn::Sub(term(a, b), top)));
   }
-  return hn::MulAdd(top, hn::Set(d, std::numbers::ln2_v<float>), hn::Log(d, sum));
+  const FloatVec score = hn::MulAdd(top, hn::Set(d, std::numbers::ln2_v<float>), hn::Log(d, sum));
+  return hn::IfThenElse(hn::IsNaN(sum), sum, score);  // hn::Log turns a NaN into a number
 }
 
 void scores_impl(const ScoreTask& task, void* memory) {
@@ -100,7 +101,7 @@ void scores_impl(const ScoreTask& task, void* memory) {
       for (int a = 0; a < task.n_q; ++a) {
         multiply_panel(task.k_cells + k_first * head_dim, head_dim, 1,
                        panels + int64_t{a} * head_dim * width, cells, head_dim,
-                       terms + int64_t{a} * kCellChunk * width, width, nullptr);
+                       terms + int64_t{a} * kCellChunk * width, width, nullptr, [] {});
       }
       const int32_t j_end = std::min(task.key_blocks, j0 + chunk_blocks);
       for (int32_t j = j0; j < j_end; ++j) {

@@ -53,12 +53,15 @@ HWY_INLINE void multiply_tile(const float* HWY_RESTRICT a, int64_t row_step, int
   }
 }
 
-/// One panel: `rows` rows in tiles of six, the remainder in one smaller tile.
+/// One panel: `rows` rows in tiles of six, the remainder in one smaller tile. `before_tile()` runs
+/// once per tile, for work that should be spread over the arithmetic.
+template <class BeforeTile>
 HWY_INLINE void multiply_panel(const float* a, int64_t row_step, int64_t k_step, const float* b,
-                               int rows, int depth, float* c, int64_t c_step,
-                               const float* rescale) {
+                               int rows, int depth, float* c, int64_t c_step, const float* rescale,
+                               BeforeTile before_tile) {
   int r = 0;
   for (; r + kTileRows <= rows; r += kTileRows) {
+    before_tile();
     multiply_tile<kTileRows>(a + r * row_step, row_step, k_step, b, depth, c + r * c_step, c_step,
                              rescale ? rescale + r : nullptr);
   }

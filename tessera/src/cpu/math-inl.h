@@ -60,10 +60,22 @@ HWY_INLINE void load_f32(const Rows& rows, int64_t row, int count, float* HWY_RE
       return;
     }
     default: {
-      const hn::Rebind<hwy::float16_t, FloatTag> d16;
-      const hwy::float16_t* from = static_cast<const hwy::float16_t*>(rows.data) + start;
+      const hn::Rebind<uint16_t, FloatTag> d16;
+      const hn::Rebind<hwy::float16_t, FloatTag> half;
+      const hn::RebindToUnsigned<FloatTag> d32;
+      const uint16_t* from = static_cast<const uint16_t*>(rows.data) + start;
       for (int i = 0; i < count; i += lanes) {
-        hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, from + i)), d, to + i);
+        const auto bits = hn::LoadU(d16, from + i);
+        const FloatVec value = hn::PromoteTo(d, hn::BitCast(half, bits));
+        // Without F16C the promotion widens infinity and NaN to finite numbers: put them back.
+        const auto wide = hn::PromoteTo(d32, bits);
+        const auto magnitude = hn::And(wide, hn::Set(d32, 0x7fffu));
+        const auto special =
+            hn::Or(hn::ShiftLeft<16>(hn::AndNot(hn::Set(d32, 0x7fffu), wide)),
+                   hn::Or(hn::ShiftLeft<13>(magnitude), hn::Set(d32, 0x7f800000u)));
+        const auto is_special = hn::Gt(magnitude, hn::Set(d32, 0x7bffu));
+        hn::StoreU(hn::IfThenElse(hn::RebindMask(d, is_special), hn::BitCast(d, special), value), d,
+                   to + i);
       }
       return;
     }

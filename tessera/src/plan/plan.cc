@@ -83,7 +83,12 @@ Status check_bitmap_row(const PlanView& plan, const RowId& row, int32_t key_bloc
   return {};
 }
 
-Status check_shapes(const PlanView& plan, const BlockLayout& layout, int64_t batch, int64_t heads) {
+}  // namespace
+
+namespace internal {
+
+Status check_plan_shapes(const PlanView& plan, const BlockLayout& layout, int64_t batch,
+                         int64_t heads) {
   const bool list = plan.index.present() || plan.count.present();
   if (list == plan.bitmap.present()) {
     return invalid_argument(
@@ -136,10 +141,6 @@ Status check_shapes(const PlanView& plan, const BlockLayout& layout, int64_t bat
   }
   return {};
 }
-
-}  // namespace
-
-namespace internal {
 
 bool is_dense_row(const PlanView& plan, const RowId& row) {
   return plan.dense_rows.present() &&
@@ -203,7 +204,7 @@ Status allocate_plan(const PlanShape& shape, Plan* plan) {
 Status validate_plan(const PlanView& plan, const BlockLayout& layout, int64_t batch,
                      int64_t heads) {
   return internal::guarded([&]() -> Status {
-    TESSERA_RETURN_IF_ERROR(check_shapes(plan, layout, batch, heads));
+    TESSERA_RETURN_IF_ERROR(internal::check_plan_shapes(plan, layout, batch, heads));
     std::vector<int64_t> seen(layout.max_key_blocks, -1);
     int64_t stamp = 0;
     return for_each_row(batch, heads, layout.query_blocks, [&](const RowId& row) -> Status {
@@ -221,7 +222,7 @@ Status list_to_bitmap(const PlanView& in, const BlockLayout& layout, const PlanV
   PlanView shape_only;
   shape_only.bitmap = out.bitmap;
   if (!out.bitmap.present()) return invalid_argument("the output plan holds no bitmap buffer");
-  TESSERA_RETURN_IF_ERROR(check_shapes(shape_only, layout, batch, heads));
+  TESSERA_RETURN_IF_ERROR(internal::check_plan_shapes(shape_only, layout, batch, heads));
   return internal::guarded([&] {
     std::vector<int32_t> ids;
     return for_each_row(batch, heads, layout.query_blocks, [&](const RowId& row) -> Status {
@@ -240,7 +241,7 @@ Status bitmap_to_list(const PlanView& in, const BlockLayout& layout, const PlanV
   PlanView shape_only;
   shape_only.index = out.index;
   shape_only.count = out.count;
-  TESSERA_RETURN_IF_ERROR(check_shapes(shape_only, layout, batch, heads));
+  TESSERA_RETURN_IF_ERROR(internal::check_plan_shapes(shape_only, layout, batch, heads));
   return internal::guarded([&] {
     std::vector<int32_t> ids;
     const int64_t width = out.index.size[3];

@@ -12,6 +12,10 @@ struct RowId {
   int64_t batch = 0, head = 0, query_block = 0;
 };
 
+/// The rules of a plan that need no values: forms, dtypes, shapes, strides. Any memory.
+Status check_plan_shapes(const PlanView& plan, const BlockLayout& layout, int64_t batch,
+                         int64_t heads);
+
 bool is_dense_row(const PlanView& plan, const RowId& row);
 
 /// The row's key blocks, ascending; dense rows and both forms included. The plan must be valid.

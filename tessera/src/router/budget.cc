@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "tessera/router.h"
+#include "tessera/src/router/problem.h"
 
 namespace tessera {
 
@@ -14,4 +15,14 @@ int32_t blocks_for_sparsity(double sparsity, int32_t key_blocks, int32_t granula
   return static_cast<int32_t>(std::min<int64_t>(key_blocks, groups * granularity));
 }
 
+namespace internal {
+
+float tail_weight_log2(const RouterConfig& config, int64_t rows, int cells_per_block) {
+  if (!config.weight_partial_cells) return 0.0f;
+  const int64_t cell = kBlockTokens / cells_per_block;
+  const int64_t filled = rows % cell == 0 ? cell : rows % cell;
+  return static_cast<float>(std::log2(double(filled) / double(cell)));
+}
+
+}  // namespace internal
 }  // namespace tessera

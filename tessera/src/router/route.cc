@@ -14,11 +14,15 @@
 #include "tessera/src/common/cat.h"
 #include "tessera/src/common/parallel.h"
 #include "tessera/src/cpu/reference.h"
-#include "tessera/src/router/select.h"
+#include "tessera/src/router/problem.h"
+#ifdef TESSERA_WITH_CUDA
+#include "tessera/src/sm90/router.h"
+#endif
 
 namespace tessera {
 
 using internal::cat;
+using internal::RouteProblem;
 using internal::RowBudget;
 using internal::shape_text;
 
@@ -26,22 +30,6 @@ namespace {
 
 constexpr int64_t kPooledBytesPerBatch = int64_t{24} << 20;
 constexpr int64_t kCellsPerPoolItem = 128;
-
-struct RouteProblem {
-  const RouteParams* params = nullptr;
-  BlockLayout layout;
-  float scale = 0;
-  std::vector<int32_t> protected_blocks;  // sorted, distinct
-  std::vector<RowBudget> budgets;         // per document; unused where dense
-  std::vector<uint8_t> dense_document;
-  PlanShape shape;
-
-  int64_t ratio() const { return params->q.size[2] / params->k.size[2]; }
-  bool row_is_dense(size_t document, int32_t query_block) const {
-    return dense_document[document] ||
-           (!params->dense_query_blocks.empty() && params->dense_query_blocks[query_block] != 0);
-  }
-};
 
 Status check_config(const RouterConfig& c) {
   for (const auto& [name, n] : {std::pair{"n_q", c.n_q}, std::pair{"n_k", c.n_k}}) {
@@ -242,27 +230,16 @@ class DocumentRouter {
 
   cpu::ScoreTask score_task(const float* q_cells, const float* k_cells) const {
     const RouterConfig& config = problem_.params->config;
-    const auto valid = [](int64_t rows, int n) {
-      const int64_t cell = kBlockTokens / n;
-      return (rows + cell - 1) / cell;
-    };
-    const auto tail_log2 = [&](int64_t rows, int n) {
-      const int64_t cell = kBlockTokens / n;
-      const int64_t filled = rows % cell == 0 ? cell : rows % cell;
-      return config.weight_partial_cells
-                 ? static_cast<float>(std::log2(double(filled) / double(cell)))
-                 : 0.0f;
-    };
     cpu::ScoreTask task;
     task.head_dim = static_cast<int>(dim_);
     task.n_q = config.n_q;
     task.n_k = config.n_k;
     task.q_cells = q_cells;
     task.k_cells = k_cells;
-    task.q_valid = valid(document_.query_length, config.n_q);
-    task.k_valid = valid(document_.key_length, config.n_k);
-    task.q_tail_log2 = tail_log2(document_.query_length, config.n_q);
-    task.k_tail_log2 = tail_log2(document_.key_length, config.n_k);
+    task.q_valid = internal::valid_cells(document_.query_length, config.n_q);
+    task.k_valid = internal::valid_cells(document_.key_length, config.n_k);
+    task.q_tail_log2 = internal::tail_weight_log2(config, document_.query_length, config.n_q);
+    task.k_tail_log2 = internal::tail_weight_log2(config, document_.key_length, config.n_k);
     task.query_blocks = document_.query_blocks;
     task.key_blocks = document_.key_blocks;
     task.score_stride = document_.key_blocks;
@@ -352,10 +329,11 @@ void write_defaults(const RouteProblem& problem, const RouteOutputs& out) {
 }
 
 Status check_execution(const Execution& exec) {
-  if (exec.device.kind == DeviceKind::kCuda) return internal::refuse_cuda(exec.device);
-  if (exec.threads < 0) {
+  TESSERA_RETURN_IF_ERROR(internal::check_device(exec));
+  if (exec.device.kind == DeviceKind::kCuda) {
+    if (exec.kernel.empty() || exec.kernel.starts_with("sm90")) return {};
     return invalid_argument(
-        cat("threads is ", exec.threads, "; give 0 for all or a positive number"));
+        cat("router kernel \"", exec.kernel, "\" does not run on CUDA; leave the name empty"));
   }
   if (!exec.kernel.empty() && exec.kernel != "cpu_highway" && exec.kernel != "cpu_reference") {
     return invalid_argument(cat("there is no router kernel named \"", exec.kernel,
@@ -375,12 +353,29 @@ Status route_shape(const RouteParams& params, PlanShape* out) {
   });
 }
 
+Status route_workspace(const RouteParams& params, const Execution& exec, size_t* bytes) {
+  *bytes = 0;
+  if (exec.device.kind == DeviceKind::kCpu) return {};
+  return internal::guarded([&]() -> Status {
+    TESSERA_RETURN_IF_ERROR(internal::check_device(exec));
+    RouteProblem problem;
+    TESSERA_RETURN_IF_ERROR(check_route(params, &problem));
+#ifdef TESSERA_WITH_CUDA
+    *bytes = sm90::router_workspace(problem);
+#endif
+    return {};
+  });
+}
+
 Status route(const RouteParams& params, const Execution& exec, const RouteOutputs& out) {
   return internal::guarded([&]() -> Status {
     TESSERA_RETURN_IF_ERROR(check_execution(exec));
     RouteProblem problem;
     TESSERA_RETURN_IF_ERROR(check_route(params, &problem));
     TESSERA_RETURN_IF_ERROR(check_outputs(problem, out));
+#ifdef TESSERA_WITH_CUDA
+    if (exec.device.kind == DeviceKind::kCuda) return sm90::route_cuda(problem, exec, out);
+#endif
     write_defaults(problem, out);
     for (size_t n = 0; n < problem.layout.documents.size(); ++n) {
       if (problem.dense_document[n]) continue;
@@ -392,6 +387,10 @@ Status route(const RouteParams& params, const Execution& exec, const RouteOutput
 
 Status route(const RouteParams& params, const Execution& exec, Plan* out) {
   return internal::guarded([&]() -> Status {
+    if (exec.device.kind == DeviceKind::kCuda) {
+      return invalid_argument(
+          "an owning Plan lives in host memory; on CUDA route into RouteOutputs of device buffers");
+    }
     PlanShape shape;
     TESSERA_RETURN_IF_ERROR(route_shape(params, &shape));
     Plan plan;
