@@ -1,0 +1,73 @@
+// The CUDA runtime seen from host code: error mapping, device facts, tensor maps.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "tessera/status.h"
+#include "tessera/tensor_view.h"
+
+namespace tessera::cuda {
+
+/// kOutOfMemory for allocation failures, kInternal for anything else; names the call and CUDA's
+/// text.
+Status check(cudaError_t error, const char* call);
+
+struct DeviceFacts {
+  int index = 0;
+  std::string name;
+  int major = 0, minor = 0;
+  int multiprocessors = 0;
+  size_t memory_bytes = 0;
+};
+
+/// kUnsupported if there is no such device or no driver.
+Status device_facts(int index, DeviceFacts* out);
+
+/// kUnsupported unless the device has capability 9.0, naming the one got.
+Status require_sm90(int index, DeviceFacts* out);
+
+/// A rank-4 map over a [B, S, H, 128] view of 16-bit elements in the order channel, token, head,
+/// batch; boxes of 64 channels x `box_rows` tokens, 128-byte swizzle, zeros outside.
+Status encode_tensor_map(const Bshd& tensor, int box_rows, const char* name, CUtensorMap* out);
+
+/// Makes `device` current for the scope, then restores the caller's.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  int previous_ = -1;
+  Status status_;
+};
+
+/// Carves aligned pieces from one buffer; with a null base it only adds up sizes.
+class Carver {
+ public:
+  explicit Carver(void* base) : base_(static_cast<std::byte*>(base)) {}
+  template <class T>
+  T* take(int64_t count) {
+    used_ = (used_ + 255) & ~size_t{255};
+    std::byte* at = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += static_cast<size_t>(count) * sizeof(T);
+    return reinterpret_cast<T*>(at);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  size_t used_ = 0;
+};
+
+}  // namespace tessera::cuda
+
+#define TESSERA_RETURN_IF_CUDA_ERROR(call) \
+  TESSERA_RETURN_IF_ERROR(::tessera::cuda::check((call), #call))

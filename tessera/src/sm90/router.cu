@@ -1,0 +1,314 @@
+// Launches the router kernels: three per routed document, plus one that marks dense rows.
+#include <algorithm>
+#include <array>
+#include <numbers>
+
+#include "tessera/src/attention/problem.h"
+#include "tessera/src/common/cat.h"
+#include "tessera/src/cuda/runtime.h"
+#include "tessera/src/sm90/router.h"
+#include "tessera/src/sm90/router/defaults.cuh"
+#include "tessera/src/sm90/router/pool.cuh"
+#include "tessera/src/sm90/router/score.cuh"
+#include "tessera/src/sm90/router/select.cuh"
+
+namespace tessera::sm90 {
+
+using internal::cat;
+using internal::RouteProblem;
+
+namespace {
+
+int tiles_for(int32_t blocks, int cells) {
+  return static_cast<int>((int64_t{blocks} * cells + kRouterTile - 1) / kRouterTile);
+}
+
+int64_t score_stride(int32_t key_blocks) { return (key_blocks + 3) / 4 * 4; }
+
+struct Buffers {
+  uint16_t* q_cells = nullptr;
+  uint16_t* k_cells = nullptr;
+  float* scores = nullptr;
+};
+
+/// Sized for the largest document; documents use the buffers one after the other.
+size_t carve(const RouteProblem& problem, void* base, Buffers* out) {
+  const RouteParams& p = *problem.params;
+  int64_t q_rows = 0, k_rows = 0, scores = 0;
+  for (size_t n = 0; n < problem.layout.documents.size(); ++n) {
+    if (problem.dense_document[n]) continue;
+    const Document& d = problem.layout.documents[n];
+    q_rows = std::max<int64_t>(q_rows, tiles_for(d.query_blocks, p.config.n_q) * kRouterTile);
+    k_rows = std::max<int64_t>(k_rows, tiles_for(d.key_blocks, p.config.n_k) * kRouterTile);
+    scores = std::max(scores, d.query_blocks * score_stride(d.key_blocks));
+  }
+  const int64_t q_heads = p.q.size[0] * p.q.size[2], k_heads = p.k.size[0] * p.k.size[2];
+  cuda::Carver carver(base);
+  Buffers buffers;
+  buffers.q_cells = carver.take<uint16_t>(q_heads * q_rows * 128);
+  buffers.k_cells = carver.take<uint16_t>(k_heads * k_rows * 128);
+  buffers.scores = carver.take<float>(q_heads * scores);
+  if (out != nullptr) *out = buffers;
+  return carver.used();
+}
+
+Status check_tensors(const RouteProblem& problem) {
+  const RouteParams& p = *problem.params;
+  for (const auto& [name, t] : {std::pair{"q", &p.q}, std::pair{"k", &p.k}}) {
+    if (t->size[3] != 128) {
+      return unsupported(cat("head_dim is ", t->size[3], "; the CUDA router runs 128"));
+    }
+    if (t->dtype == Dtype::kF32) {
+      return unsupported(cat(name, " is f32; the CUDA router accepts bf16 and f16"));
+    }
+    if (reinterpret_cast<uintptr_t>(t->data) % 16 != 0) {
+      return invalid_argument(cat(name, " is not 16-byte aligned; align its first element"));
+    }
+    for (int i = 0; i < 3; ++i) {
+      if (t->size[i] > 1 && t->stride[i] % 8 != 0) {
+        return invalid_argument(cat(name, " has stride ", t->stride[i], " in dimension ", i,
+                                    "; strides must be multiples of 8 elements (16 bytes)"));
+      }
+    }
+  }
+  if (problem.layout.max_key_blocks > kMaxKeyBlocks || problem.layout.query_blocks > kMaxPlanRows) {
+    return unsupported(cat(
+        problem.layout.max_key_blocks, " key blocks and ", problem.layout.query_blocks,
+        " query blocks; the CUDA router accepts at most ", kMaxKeyBlocks, " and ", kMaxPlanRows));
+  }
+  return {};
+}
+
+PoolSide pool_side(const Bshd& tensor, int64_t start, int64_t tokens, int32_t blocks, int cells,
+                   float scale, void* out) {
+  PoolSide side;
+  side.data = static_cast<const uint16_t*>(tensor.data) + start * tensor.stride[1];
+  side.batch_stride = tensor.stride[0];
+  side.token_stride = tensor.stride[1];
+  side.head_stride = tensor.stride[2];
+  side.heads = static_cast<int32_t>(tensor.size[2]);
+  side.tokens = static_cast<int32_t>(tokens);
+  side.blocks = blocks;
+  side.cells_per_block = cells;
+  side.scale = scale;
+  side.out = out;
+  side.tiles = tiles_for(blocks, cells);
+  return side;
+}
+
+Status launch_pool(const RouteProblem& problem, const Document& d, const Buffers& buffers,
+                   cudaStream_t stream) {
+  const RouteParams& p = *problem.params;
+  PoolParams pool;
+  // The product is formed in double and passed as fp32, as the published router does.
+  const float q_scale = static_cast<float>(double{problem.scale} * std::numbers::log2e);
+  pool.q = pool_side(p.q, d.query_start, d.query_length, d.query_blocks, p.config.n_q, q_scale,
+                     buffers.q_cells);
+  pool.k =
+      pool_side(p.k, d.key_start, d.key_length, d.key_blocks, p.config.n_k, 1.0f, buffers.k_cells);
+  pool.batch = static_cast<int32_t>(p.q.size[0]);
+  const int64_t warps = int64_t{pool.batch} * (int64_t{pool.q.heads} * pool.q.blocks +
+                                               int64_t{pool.k.heads} * pool.k.blocks);
+  const auto grid = static_cast<unsigned>((warps + kPoolWarps - 1) / kPoolWarps);
+  if (p.q.dtype == Dtype::kF16) {
+    router_pool_kernel<__half><<<grid, kPoolWarps * 32, 0, stream>>>(pool);
+  } else {
+    router_pool_kernel<__nv_bfloat16><<<grid, kPoolWarps * 32, 0, stream>>>(pool);
+  }
+  return cuda::check(cudaGetLastError(), "router_pool_kernel");
+}
+
+using ScoreKernel = void (*)(const ScoreMaps, const ScoreParams);
+
+template <int kNq>
+ScoreKernel score_kernel_for(int n_k) {
+  switch (n_k) {
+    case 1: return router_score_kernel<kNq, 1>;
+    case 2: return router_score_kernel<kNq, 2>;
+    case 4: return router_score_kernel<kNq, 4>;
+    default: return router_score_kernel<kNq, 8>;
+  }
+}
+
+ScoreKernel score_kernel_for(int n_q, int n_k) {
+  switch (n_q) {
+    case 1: return score_kernel_for<1>(n_k);
+    case 2: return score_kernel_for<2>(n_k);
+    case 4: return score_kernel_for<4>(n_k);
+    default: return score_kernel_for<8>(n_k);
+  }
+}
+
+Status launch_scores(const RouteProblem& problem, const Document& d, const Buffers& buffers,
+                     int processors, cudaStream_t stream) {
+  const RouteParams& params = *problem.params;
+  const RouterConfig& config = params.config;
+  ScoreParams p;
+  p.heads = static_cast<int32_t>(params.q.size[2]);
+  p.kv_ratio = static_cast<int32_t>(problem.ratio());
+  p.n_q = config.n_q;
+  p.n_k = config.n_k;
+  p.q_tiles = tiles_for(d.query_blocks, config.n_q);
+  p.k_tiles = tiles_for(d.key_blocks, config.n_k);
+  p.query_blocks = d.query_blocks;
+  p.key_blocks = d.key_blocks;
+  p.q_valid = static_cast<int32_t>(internal::valid_cells(d.query_length, config.n_q));
+  p.k_valid = static_cast<int32_t>(internal::valid_cells(d.key_length, config.n_k));
+  p.q_tail_log2 = internal::tail_weight_log2(config, d.query_length, config.n_q);
+  p.k_tail_log2 = internal::tail_weight_log2(config, d.key_length, config.n_k);
+  p.scores = buffers.scores;
+  p.score_stride = score_stride(d.key_blocks);
+
+  const int64_t q_heads = params.q.size[0] * params.q.size[2];
+  const auto cells = [](void* data, int tiles, int64_t heads) {
+    const int64_t rows = int64_t{tiles} * kRouterTile;
+    Bshd view;
+    view.data = data;
+    view.size = {1, rows, heads, 128};
+    view.stride = {heads * rows * 128, 128, rows * 128, 1};
+    view.dtype = Dtype::kBf16;
+    return view;
+  };
+  ScoreMaps maps;
+  TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(cells(buffers.q_cells, p.q_tiles, q_heads),
+                                                  kRouterTile, "q cells", &maps.q));
+  TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(
+      cells(buffers.k_cells, p.k_tiles, params.k.size[0] * params.k.size[2]), kRouterTile,
+      "k cells", &maps.k));
+  // Two CTAs fit an SM: split the keys until one wave is full.
+  const int64_t row_tiles = p.q_tiles * q_heads;
+  const int64_t splits =
+      std::clamp<int64_t>((2 * processors + row_tiles - 1) / row_tiles, 1, p.k_tiles);
+  const ScoreKernel kernel = score_kernel_for(config.n_q, config.n_k);
+  TESSERA_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kScoreSharedBytes)));
+  kernel<<<dim3(p.q_tiles, static_cast<unsigned>(splits), static_cast<unsigned>(q_heads)),
+           kScoreThreads, kScoreSharedBytes, stream>>>(maps, p);
+  return cuda::check(cudaGetLastError(), "router_score_kernel");
+}
+
+using SelectKernel = void (*)(const SelectParams, int64_t);
+
+struct SelectChoice {
+  int per_lane;
+  SelectKernel kernel;
+};
+
+/// Rows live in registers: the smallest instance that holds them is the fastest.
+constexpr std::array kSelectKernels = {
+    SelectChoice{2, router_select_kernel<2>},   SelectChoice{4, router_select_kernel<4>},
+    SelectChoice{8, router_select_kernel<8>},   SelectChoice{16, router_select_kernel<16>},
+    SelectChoice{20, router_select_kernel<20>}, SelectChoice{26, router_select_kernel<26>},
+    SelectChoice{32, router_select_kernel<32>}, SelectChoice{48, router_select_kernel<48>},
+    SelectChoice{64, router_select_kernel<64>}, SelectChoice{128, router_select_kernel<128>}};
+
+SelectParams select_outputs(const RouteProblem& problem, const RouteOutputs& out) {
+  SelectParams p;
+  p.heads = problem.shape.heads;
+  p.index = static_cast<int32_t*>(out.plan.index.data);
+  p.index_batch = out.plan.index.stride[0];
+  p.index_head = out.plan.index.stride[1];
+  p.index_row = out.plan.index.stride[2];
+  p.width = problem.shape.width;
+  p.count = static_cast<int32_t*>(out.plan.count.data);
+  p.count_batch = out.plan.count.stride[0];
+  p.count_head = out.plan.count.stride[1];
+  p.count_row = out.plan.count.stride[2];
+  if (out.plan.bitmap.present()) {
+    p.bitmap = static_cast<uint32_t*>(out.plan.bitmap.data);
+    p.bitmap_batch = out.plan.bitmap.stride[0];
+    p.bitmap_head = out.plan.bitmap.stride[1];
+    p.bitmap_row = out.plan.bitmap.stride[2];
+    p.bitmap_words = problem.shape.words();
+  }
+  if (out.mass.present()) {
+    p.mass_out = static_cast<float*>(out.mass.data);
+    p.mass_batch = out.mass.stride[0];
+    p.mass_head = out.mass.stride[1];
+    p.mass_row = out.mass.stride[2];
+  }
+  if (out.scores.present()) {
+    p.scores_out = static_cast<float*>(out.scores.data);
+    p.scores_batch = out.scores.stride[0];
+    p.scores_head = out.scores.stride[1];
+    p.scores_row = out.scores.stride[2];
+  }
+  for (int32_t id : problem.protected_blocks) p.protected_bits[id / 32] |= 1u << (id % 32);
+  p.protected_count = static_cast<int32_t>(problem.protected_blocks.size());
+  for (size_t n = 0; n < problem.layout.documents.size(); ++n) {
+    const Document& d = problem.layout.documents[n];
+    for (int32_t i = d.first_query_block; i < d.first_query_block + d.query_blocks; ++i) {
+      if (problem.row_is_dense(n, i)) p.dense_bits[i / 32] |= 1u << (i % 32);
+    }
+  }
+  return p;
+}
+
+Status launch_select(const RouteProblem& problem, size_t document, const Buffers& buffers,
+                     SelectParams p, cudaStream_t stream) {
+  const Document& d = problem.layout.documents[document];
+  const internal::RowBudget& budget = problem.budgets[document];
+  p.scores = buffers.scores;
+  p.score_stride = score_stride(d.key_blocks);
+  p.query_blocks = d.query_blocks;
+  p.key_blocks = d.key_blocks;
+  p.first_row = d.first_query_block;
+  p.keep = budget.keep;
+  p.min_keep = budget.min_keep;
+  p.mass = budget.kind == BudgetKind::kMass ? static_cast<float>(budget.mass) : 0.0f;
+  const int64_t rows = int64_t{problem.shape.batch} * problem.shape.heads * d.query_blocks;
+  const int needed = (d.key_blocks + 31) / 32;
+  const auto choice = std::find_if(kSelectKernels.begin(), kSelectKernels.end(),
+                                   [&](const SelectChoice& c) { return c.per_lane >= needed; });
+  choice->kernel<<<static_cast<unsigned>((rows + kSelectWarps - 1) / kSelectWarps),
+                   kSelectWarps * 32, 0, stream>>>(p, rows);
+  return cuda::check(cudaGetLastError(), "router_select_kernel");
+}
+
+Status launch_defaults(const RouteProblem& problem, const RouteOutputs& out, SelectParams p,
+                       cudaStream_t stream) {
+  DefaultsParams defaults;
+  defaults.dense_rows = static_cast<uint8_t*>(out.plan.dense_rows.data);
+  defaults.dense_batch = out.plan.dense_rows.stride[0];
+  defaults.dense_row = out.plan.dense_rows.stride[1];
+  defaults.plan_rows = problem.shape.query_blocks;
+  defaults.key_blocks = problem.shape.key_blocks;
+  const int64_t rows = problem.shape.rows();
+  if (rows == 0) return {};
+  router_defaults_kernel<<<static_cast<unsigned>((rows + kSelectWarps - 1) / kSelectWarps),
+                           kSelectWarps * 32, 0, stream>>>(p, defaults, rows);
+  return cuda::check(cudaGetLastError(), "router_defaults_kernel");
+}
+
+}  // namespace
+
+size_t router_workspace(const RouteProblem& problem) { return carve(problem, nullptr, nullptr); }
+
+Status route_cuda(const RouteProblem& problem, const Execution& exec, const RouteOutputs& out) {
+  TESSERA_RETURN_IF_ERROR(check_tensors(problem));
+  cuda::DeviceFacts facts;
+  TESSERA_RETURN_IF_ERROR(cuda::require_sm90(exec.device.index, &facts));
+  const cuda::DeviceScope scope(exec.device.index);
+  TESSERA_RETURN_IF_ERROR(scope.status());
+  const size_t needed = router_workspace(problem);
+  if (needed > 0 && (exec.workspace.data == nullptr || exec.workspace.bytes < needed)) {
+    return invalid_argument(cat("the workspace has ", exec.workspace.bytes,
+                                " bytes; this call needs ", needed,
+                                " of device memory (route_workspace)"));
+  }
+  Buffers buffers;
+  carve(problem, exec.workspace.data, &buffers);
+  const auto stream = static_cast<cudaStream_t>(exec.stream);
+  const SelectParams outputs = select_outputs(problem, out);
+  TESSERA_RETURN_IF_ERROR(launch_defaults(problem, out, outputs, stream));
+  for (size_t n = 0; n < problem.layout.documents.size(); ++n) {
+    if (problem.dense_document[n]) continue;
+    const Document& d = problem.layout.documents[n];
+    TESSERA_RETURN_IF_ERROR(launch_pool(problem, d, buffers, stream));
+    TESSERA_RETURN_IF_ERROR(launch_scores(problem, d, buffers, facts.multiprocessors, stream));
+    TESSERA_RETURN_IF_ERROR(launch_select(problem, n, buffers, outputs, stream));
+  }
+  return {};
+}
+
+}  // namespace tessera::sm90

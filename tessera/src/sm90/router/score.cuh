@@ -1,0 +1,205 @@
+// Block scores: pooled q times pooled k with wgmma, then the log-sum-exp over the n_q x n_k terms
+// of each block pair, all of which lie in registers of one thread (the pooling wrote them in that
+// order).
+#pragma once
+
+#include <cuda.h>
+
+#include "tessera/src/ptx/math.cuh"
+#include "tessera/src/ptx/mbarrier.cuh"
+#include "tessera/src/ptx/tma.cuh"
+#include "tessera/src/ptx/wgmma.cuh"
+#include "tessera/src/sm90/router/config.h"
+
+namespace tessera::sm90 {
+
+inline constexpr int kScoreThreads = 128;
+inline constexpr uint32_t kRouterTileBytes = kRouterTile * 128 * 2;  // 32 KiB
+inline constexpr int kScoreStages = 2;
+inline constexpr size_t kScoreSharedBytes = 1024 + (1 + kScoreStages) * kRouterTileBytes + 64;
+inline constexpr float kExcluded =
+    -1e30f;  // finite: a group of only such terms must not become NaN
+
+struct ScoreMaps {
+  CUtensorMap q, k;  // rank 4: channel, row, head, 1; boxes of 64 channels x 128 rows
+};
+
+__device__ __forceinline__ void load_router_tile(uint32_t to, const CUtensorMap* map, int tile,
+                                                 int head, uint32_t barrier) {
+  ptx::barrier_arrive_expect(barrier, kRouterTileBytes);
+  ptx::tma_load_4d(to, map, 0, tile * kRouterTile, head, 0, barrier);
+  ptx::tma_load_4d(to + kRouterTileBytes / 2, map, 64, tile * kRouterTile, head, 0, barrier);
+}
+
+/// Terms of cells without a token are excluded; partial cells get their weight (0 when unweighted).
+template <int kNq, int kNk>
+__device__ __forceinline__ void adjust_terms(float (&acc)[2][64], const ScoreParams& p, int q_tile,
+                                             int k_tile, int warp, int lane) {
+  // Which cell a row or column is follows from the permutation; edge tiles only.
+  const int r = lane >> 2, c = lane & 3;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int eight = 0; eight < 2; ++eight) {
+      int local, cell;
+      if constexpr (kNq == 1) {
+        local = half * 64 + warp * 16 + eight * 8 + r, cell = 0;
+      } else if constexpr (kNq == 2) {
+        local = half * 32 + warp * 8 + r, cell = eight;
+      } else if constexpr (kNq == 4) {
+        local = warp * 8 + r, cell = half * 2 + eight;
+      } else {
+        local = warp * 4 + r / 2, cell = r % 2 * 4 + half * 2 + eight;
+      }
+      const int q_cell = (q_tile * (kRouterTile / kNq) + local) * kNq + cell;
+      const bool q_out = q_cell >= p.q_valid;
+      const float q_bias = q_cell == p.q_valid - 1 ? p.q_tail_log2 : 0.0f;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          int k_local, k_part;
+          if constexpr (kNk == 1) {
+            k_local = j * 8 + c * 2 + e, k_part = 0;
+          } else {
+            k_local = j / (kNk / 2) * 4 + c, k_part = j % (kNk / 2) * 2 + e;
+          }
+          const int k_cell = (k_tile * (kRouterTile / kNk) + k_local) * kNk + k_part;
+          float& term = acc[half][j * 4 + eight * 2 + e];
+          term += q_bias + (k_cell == p.k_valid - 1 ? p.k_tail_log2 : 0.0f);
+          if (q_out || k_cell >= p.k_valid) term = kExcluded;
+        }
+      }
+    }
+  }
+}
+
+/// Log-sum-exp (base 2) of kTerms values picked by `term(i)`.
+template <int kTerms, class Term>
+__device__ __forceinline__ float2 max_and_sum(Term term) {
+  float top = term(0);
+#pragma unroll
+  for (int i = 1; i < kTerms; ++i) top = fmaxf(top, term(i));
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kTerms; ++i) sum += ptx::exp2_approx(term(i) - top);
+  return {top, sum};
+}
+
+template <int kNq, int kNk>
+__device__ __forceinline__ void reduce_and_store(float (&acc)[2][64], const ScoreParams& p,
+                                                 int flat_head, int q_tile, int k_tile, int warp,
+                                                 int lane) {
+  constexpr int kRows = kNq >= 4 ? 4 : kNq;   // of a thread's four rows, per query block
+  constexpr int kBlocks = 4 / kRows;          // query blocks of a thread
+  constexpr int kColumnsPerKey = kNk;         // of a thread's 32 columns
+  constexpr int kKeys = 32 / kColumnsPerKey;  // key blocks of a thread
+  constexpr float kLn2 = 0.6931471805599453f;
+  const int r = lane >> 2, c = lane & 3;
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    int local;
+    if constexpr (kNq == 1) {
+      local = b / 2 * 64 + warp * 16 + b % 2 * 8 + r;
+    } else if constexpr (kNq == 2) {
+      local = b * 32 + warp * 8 + r;
+    } else if constexpr (kNq == 4) {
+      local = warp * 8 + r;
+    } else {
+      local = warp * 4 + r / 2;
+    }
+    const int query_block = q_tile * (kRouterTile / kNq) + local;
+    float* row = p.scores + (int64_t{flat_head} * p.query_blocks + query_block) * p.score_stride;
+#pragma unroll
+    for (int key = 0; key < kKeys; ++key) {
+      const auto term = [&](int i) -> float {
+        const int q_part = b * kRows + i / kColumnsPerKey;             // 0..3: half * 2 + eight
+        const int column = key * kColumnsPerKey + i % kColumnsPerKey;  // 0..31 of the thread
+        return acc[q_part / 2][column / 2 * 4 + q_part % 2 * 2 + column % 2];
+      };
+      float2 part = max_and_sum<kRows * kColumnsPerKey>(term);
+      if constexpr (kNq == 8) {  // the other four cells are in the lane four further
+        const float other_top = __shfl_xor_sync(~0u, part.x, 4);
+        const float other_sum = __shfl_xor_sync(~0u, part.y, 4);
+        const float top = fmaxf(part.x, other_top);
+        part.y =
+            part.y * ptx::exp2_approx(part.x - top) + other_sum * ptx::exp2_approx(other_top - top);
+        part.x = top;
+      }
+      int k_local;
+      if constexpr (kNk == 1) {
+        k_local = key / 2 * 8 + c * 2 + key % 2;
+      } else {
+        k_local = key * 4 + c;
+      }
+      const int key_block = k_tile * (kRouterTile / kNk) + k_local;
+      if (query_block < p.query_blocks && key_block < p.key_blocks && (kNq < 8 || (r & 1) == 0)) {
+        row[key_block] = (part.x + ptx::log2_approx(part.y)) * kLn2;
+      }
+    }
+  }
+}
+
+/// Grid: (query tiles, key splits, batch * heads). Each CTA keeps its q tile and walks key tiles.
+template <int kNq, int kNk>
+__global__ void __launch_bounds__(kScoreThreads, 2)
+    router_score_kernel(const __grid_constant__ ScoreMaps maps,
+                        const __grid_constant__ ScoreParams p) {
+  using Wgmma = ptx::WgmmaOf<__nv_bfloat16>;
+  extern __shared__ uint8_t shared[];
+  const uint32_t base = (ptx::shared_address(shared) + 1023) & ~1023u;
+  const uint32_t q_tile_at = base, k_tiles_at = base + kRouterTileBytes;
+  const uint32_t barriers = k_tiles_at + kScoreStages * kRouterTileBytes;
+  const int thread = threadIdx.x, lane = thread & 31;
+  const int warp = __shfl_sync(~0u, thread / 32, 0);
+  const int q_tile = blockIdx.x, flat_head = blockIdx.z;
+  const int kv_head =
+      flat_head / p.heads * (p.heads / p.kv_ratio) + flat_head % p.heads / p.kv_ratio;
+  const int first = static_cast<int>(int64_t{p.k_tiles} * blockIdx.y / gridDim.y);
+  const int last = static_cast<int>(int64_t{p.k_tiles} * (blockIdx.y + 1) / gridDim.y);
+
+  if (thread == 0) {
+    for (int i = 0; i < 1 + kScoreStages; ++i) ptx::barrier_init(barriers + 8 * i, 1);
+    ptx::barrier_init_fence();
+    load_router_tile(q_tile_at, &maps.q, q_tile, flat_head, barriers);
+    if (first < last) load_router_tile(k_tiles_at, &maps.k, first, kv_head, barriers + 8);
+  }
+  __syncthreads();
+  ptx::barrier_wait(barriers, 0);
+
+  for (int tile = first; tile < last; ++tile) {
+    const int step = tile - first, stage = step % kScoreStages;
+    if (thread == 0 && tile + 1 < last) {
+      const int next = (step + 1) % kScoreStages;
+      load_router_tile(k_tiles_at + next * kRouterTileBytes, &maps.k, tile + 1, kv_head,
+                       barriers + 8 + 8 * next);
+    }
+    ptx::barrier_wait(barriers + 8 + 8 * stage, (step / kScoreStages) & 1);
+    float acc[2][64];
+    ptx::pin_registers(acc[0]);
+    ptx::pin_registers(acc[1]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const uint32_t step_bytes = (k >> 2) * (kRouterTileBytes / 2) + (k & 3) * 32;
+        Wgmma::multiply_kt_ss_128(
+            acc[half], ptx::operand_descriptor(q_tile_at + half * 64 * 128 + step_bytes, 16, 1024),
+            ptx::operand_descriptor(k_tiles_at + stage * kRouterTileBytes + step_bytes, 16, 1024),
+            k > 0);
+      }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(acc[0]);
+    ptx::pin_registers(acc[1]);
+    __syncthreads();  // the stage may be refilled in the next step
+    if ((q_tile + 1) * kRouterTile >= p.q_valid || (tile + 1) * kRouterTile >= p.k_valid) {
+      adjust_terms<kNq, kNk>(acc, p, q_tile, tile, warp, lane);
+    }
+    reduce_and_store<kNq, kNk>(acc, p, flat_head, q_tile, tile, warp, lane);
+  }
+}
+
+}  // namespace tessera::sm90

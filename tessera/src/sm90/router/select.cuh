@@ -1,0 +1,192 @@
+// Exact selection: the k highest scores of each row, ties to the lower index, NaN below -infinity.
+//
+// A warp holds a row in registers as order-preserving 32-bit keys and builds the k-th largest key
+// bit by bit; ballots then give the bitmap, the ascending list and the positions at once. No sort,
+// no atomics.
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/src/sm90/router/config.h"
+
+namespace tessera::sm90 {
+
+inline constexpr int kSelectWarps = 4;
+
+__device__ __forceinline__ uint32_t rank_of(float score) {
+  if (isnan(score)) return 0;
+  const uint32_t bits = __float_as_uint(score + 0.0f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+/// One row: lane holds the keys of columns i * 32 + lane. Weights (exp(score - top)) are computed
+/// from the cached scores when asked for: only a mass budget needs them more than twice.
+template <int kPerLane>
+struct RowSelector {
+  uint32_t key[kPerLane];
+  const float* scores;
+  int key_blocks;
+  float top;
+  int lane;
+
+  __device__ __forceinline__ float weight(int i) const {
+    const int column = i * 32 + lane;
+    if (column >= key_blocks) return 0.0f;
+    const float score = scores[column];
+    // A row whose best score is infinite has all its mass there.
+    const float x = score == top ? 0.0f : score - top;
+    return isnan(score) || isnan(x) ? 0.0f : __expf(x);
+  }
+  __device__ __forceinline__ int count_at_least(uint32_t threshold) const {
+    int n = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) n += key[i] >= threshold;
+    return __reduce_add_sync(~0u, n);
+  }
+  __device__ __forceinline__ float weight_at_least(uint32_t threshold) const {
+    float w = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) w += key[i] >= threshold ? weight(i) : 0.0f;
+    return warp_sum(w);
+  }
+  /// Largest threshold that still reaches `enough`, built from the highest bit down.
+  template <class Reaches>
+  __device__ __forceinline__ uint32_t largest_threshold(Reaches reaches) const {
+    uint32_t t = 0;
+    for (int bit = 31; bit >= 0; --bit) {
+      if (reaches(t | 1u << bit)) t |= 1u << bit;
+    }
+    return t;
+  }
+};
+
+/// Blocks a mass budget keeps: those above the threshold, then equal ones until the mass is
+/// reached.
+template <int kPerLane>
+__device__ __forceinline__ int blocks_for_mass(const RowSelector<kPerLane>& row, float want) {
+  const uint32_t t = row.largest_threshold(
+      [&](uint32_t candidate) { return row.weight_at_least(candidate) >= want; });
+  float above = 0, equal_weight = 0;
+  int count = 0, equal = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const float weight = row.weight(i);
+    if (row.key[i] > t) above += weight, ++count;
+    if (row.key[i] == t) equal_weight = fmaxf(equal_weight, weight), ++equal;
+  }
+  above = warp_sum(above);
+  count = __reduce_add_sync(~0u, count);
+  equal = __reduce_add_sync(~0u, equal);
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    equal_weight = fmaxf(equal_weight, __shfl_xor_sync(~0u, equal_weight, step));
+  }
+  // Equal scores have equal weights; protected blocks need not, but the caller's floor covers
+  // those.
+  const int more =
+      equal_weight > 0 ? static_cast<int>(ceilf((want - above) / equal_weight)) : equal;
+  return count + max(0, min(more, equal));
+}
+
+template <int kPerLane>
+__global__ void __launch_bounds__(kSelectWarps * 32)
+    router_select_kernel(const __grid_constant__ SelectParams p, int64_t rows) {
+  const int64_t flat_row = int64_t{blockIdx.x} * kSelectWarps + threadIdx.x / 32;
+  if (flat_row >= rows) return;
+  const int lane = threadIdx.x & 31;
+  const int flat_head = static_cast<int>(flat_row / p.query_blocks);
+  const int block = static_cast<int>(flat_row % p.query_blocks);
+  const int64_t batch = flat_head / p.heads, head = flat_head % p.heads;
+  const int64_t plan_row = p.first_row + block;
+  const float* scores = p.scores + flat_row * p.score_stride;
+
+  RowSelector<kPerLane> row;
+  row.lane = lane;
+  row.scores = scores;
+  row.key_blocks = p.key_blocks;
+  row.top = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int column = i * 32 + lane;
+    // A real NaN ranks 0, like a column that does not exist; the ballots below take real ones only.
+    row.key[i] = 0;
+    if (column >= p.key_blocks) continue;
+    const float score = scores[column];
+    row.top = fmaxf(row.top, score);
+    const bool is_protected = p.protected_count > 0 && (p.protected_bits[i] >> lane & 1u);
+    row.key[i] = is_protected ? ~0u : rank_of(score);
+    if (p.scores_out != nullptr) {
+      p.scores_out[batch * p.scores_batch + head * p.scores_head + plan_row * p.scores_row +
+                   column] = score;
+    }
+  }
+  if (p.dense_bits[plan_row / 32] >> (plan_row % 32) & 1u) return;
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    row.top = fmaxf(row.top, __shfl_xor_sync(~0u, row.top, step));
+  }
+  float total = 0;
+  if (p.mass > 0 || p.mass_out != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) total += row.weight(i);
+    total = warp_sum(total);
+  }
+
+  int keep = min(p.keep, p.key_blocks);
+  if (p.mass > 0) {
+    const int floor = max(p.min_keep, p.protected_count);
+    keep = min(keep, max(floor, blocks_for_mass(row, p.mass * total)));
+  }
+
+  const uint32_t t = row.largest_threshold(
+      [&](uint32_t candidate) { return row.count_at_least(candidate) >= keep; });
+  int above = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) above += row.key[i] > t;
+  int equal_left = keep - __reduce_add_sync(~0u, above);
+  float kept_weight = 0;
+  int written = 0;
+  int32_t* index = p.index == nullptr ? nullptr
+                                      : p.index + batch * p.index_batch + head * p.index_head +
+                                            plan_row * p.index_row;
+  uint32_t* bitmap = p.bitmap == nullptr ? nullptr
+                                         : p.bitmap + batch * p.bitmap_batch +
+                                               head * p.bitmap_head + plan_row * p.bitmap_row;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const uint32_t equal = __ballot_sync(~0u, row.key[i] == t && i * 32 + lane < p.key_blocks);
+    const int equal_before = __popc(equal & ((1u << lane) - 1u));
+    const bool kept = row.key[i] > t || ((equal >> lane & 1u) && equal_before < equal_left);
+    equal_left -= min(equal_left, __popc(equal));
+    const uint32_t word = __ballot_sync(~0u, kept);
+    if (p.mass_out != nullptr && kept) kept_weight += row.weight(i);
+    if (index != nullptr && kept)
+      index[written + __popc(word & ((1u << lane) - 1u))] = i * 32 + lane;
+    if (bitmap != nullptr && lane == 0 && i < p.bitmap_words) bitmap[i] = word;
+    written += __popc(word);
+  }
+  if (index != nullptr) {
+    for (int slot = written + lane; slot < p.width; slot += 32) index[slot] = -1;
+  }
+  if (bitmap != nullptr) {
+    for (int w = kPerLane + lane; w < p.bitmap_words; w += 32) bitmap[w] = 0;
+  }
+  kept_weight = warp_sum(kept_weight);
+  if (lane == 0) {
+    if (p.count != nullptr) {
+      p.count[batch * p.count_batch + head * p.count_head + plan_row * p.count_row] = written;
+    }
+    if (p.mass_out != nullptr) {
+      p.mass_out[batch * p.mass_batch + head * p.mass_head + plan_row * p.mass_row] =
+          total > 0 ? fminf(1.0f, kept_weight / total) : 0.0f;
+    }
+  }
+}
+
+}  // namespace tessera::sm90

@@ -1,0 +1,59 @@
+// What the attention kernels of this folder share: work items, bitmaps, tile loads.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "tessera/src/ptx/tma.cuh"
+#include "tessera/src/sm90/attention_params.h"
+
+namespace tessera::sm90 {
+
+struct ForwardMaps {
+  CUtensorMap q, k, v;         // rank 4: channel, token, head, batch; boxes of 64 x 64
+  CUtensorMap tail_k, tail_v;  // zero-padded copies of ragged last blocks of packed documents
+};
+
+/// C::kGroup consecutive query blocks of one head and document.
+struct WorkItem {
+  int batch, head, block;  // first of the query blocks, inside the document
+};
+
+template <class C>
+__device__ __forceinline__ WorkItem locate_item(const ForwardParams& p, int item,
+                                                const DocumentInfo*& d) {
+  const int flat_head = item / p.items_per_head, local = item % p.items_per_head;
+  d = &document_of(p, local);
+  return {flat_head / p.heads, flat_head % p.heads, (local - d->first_item) * C::kGroup};
+}
+
+/// First bitmap word of an item's first query block; null for a dense run.
+__device__ __forceinline__ const uint32_t* bitmap_rows(const ForwardParams& p,
+                                                       const DocumentInfo& d,
+                                                       const WorkItem& item) {
+  if (p.bitmap == nullptr) return nullptr;
+  return p.bitmap + (int64_t{item.batch} * p.heads + item.head) * p.bitmap_head +
+         int64_t{d.first_plan_row + item.block} * p.bitmap_row;
+}
+
+/// One 64 x 128 tile as two swizzled halves of 64 columns.
+__device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap* map, int row, int head,
+                                          int batch, uint32_t barrier) {
+  ptx::tma_load_4d(to, map, 0, row, head, batch, barrier);
+  ptx::tma_load_4d(to + kBlock * 128, map, 64, row, head, batch, barrier);
+}
+
+/// K and V of one key block. A ragged last block of a packed document comes from its zero-padded
+/// copy: the rows behind it belong to another document, and even a masked NaN there would poison P
+/// V.
+__device__ __forceinline__ void load_keys_values(const ForwardMaps& maps, const DocumentInfo& d,
+                                                 int block, int kv_head, int batch, uint32_t to,
+                                                 uint32_t tile_bytes, uint32_t barrier) {
+  const bool tail = d.tail_slot >= 0 && block == d.key_blocks - 1;
+  const int row = tail ? d.tail_slot * kBlock : d.key_start + block * kBlock;
+  load_tile(to, tail ? &maps.tail_k : &maps.k, row, kv_head, batch, barrier);
+  load_tile(to + tile_bytes, tail ? &maps.tail_v : &maps.v, row, kv_head, batch, barrier);
+}
+
+}  // namespace tessera::sm90

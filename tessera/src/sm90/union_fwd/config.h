@@ -1,0 +1,48 @@
+// Shape of the sharing kernel: three query blocks of a head, one warpgroup each, walk the union of
+// their key lists; every K/V tile is loaded once for all three.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/src/sm90/attention_params.h"
+
+namespace tessera::sm90 {
+
+/// kBalanced interleaves the union so that each warpgroup gets work evenly (2-3 % faster; the order
+/// in which a row adds up its blocks then depends on its neighbours' lists). Otherwise blocks come
+/// in descending order and a row has the same bits as in the simple kernel.
+template <class Element_, bool kBalanced_>
+struct UnionFwdConfig {
+  using Element = Element_;
+  static constexpr bool kBalanced = kBalanced_;
+  static constexpr int kGroup = 3;   // query blocks a CTA works on
+  static constexpr int kStages = 5;  // a sixth does not fit beside three Q tiles
+  static constexpr int kThreads = 128 * (kGroup + 1);
+  static constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;  // 24 spills
+  static constexpr int kQInRegisters = 4;  // of 8 k-steps of q; 6 no longer fit 160 registers
+  static constexpr int kMaxRunAhead =
+      3;  // union blocks a warpgroup may pass with a product pending
+  static constexpr int kChunkWords = 48;  // bitmap words scheduled at a time
+  static constexpr int kChunkBlocks = kChunkWords * 32;
+
+  static constexpr uint32_t kTileBytes = kBlock * kHeadDim * 2;  // 16 KiB
+  static constexpr uint32_t kStageBytes = 2 * kTileBytes;
+
+  struct Control {
+    uint16_t schedule[2][kChunkBlocks];  // see wanted_by()
+    uint16_t unordered[kBalanced ? kChunkBlocks : 1];
+    uint16_t by_class[kBalanced ? kChunkBlocks : 1];
+    uint64_t stage_full[kStages], stage_empty[kStages];
+    uint64_t q_full[kGroup], q_empty[kGroup];
+    uint64_t schedule_full[2], schedule_empty[2];
+    int32_t schedule_count[2];
+    int32_t issued;  // stages the producer has filled or begun to fill, in all
+  };
+  static constexpr size_t kSharedBytes =
+      1024 + kGroup * kTileBytes + kStages * kStageBytes + sizeof(Control);
+  static_assert(kSharedBytes <= 232448, "more than an SM offers: shrink kStages");
+  static_assert(kMaxRunAhead < kStages, "a warpgroup that runs further ahead deadlocks the ring");
+};
+
+}  // namespace tessera::sm90

@@ -1,0 +1,456 @@
+// The sharing kernel. Roles of a CTA (one per SM, persistent over work items):
+//   warp 0      loads Q tiles and, block by block of the schedule, K and V (one stage = 32 KiB)
+//   warp 1      turns three bitmaps into the schedule: (key block, which of the three need it)
+//   warpgroups 1-3  one query block each; read the schedule themselves and never touch the barriers
+//   of
+//               blocks they skip (the producer arrives on their behalf)
+// P V of a block overlaps q k^T and softmax of the next; before a long skip the pending product is
+// drained, so that its stage can be reused.
+#pragma once
+
+#include <cuda.h>
+
+#include "tessera/src/ptx/math.cuh"
+#include "tessera/src/ptx/mbarrier.cuh"
+#include "tessera/src/ptx/wgmma.cuh"
+#include "tessera/src/sm90/attention_params.h"
+#include "tessera/src/sm90/epilogue.cuh"
+#include "tessera/src/sm90/softmax.cuh"
+#include "tessera/src/sm90/tiles.cuh"
+#include "tessera/src/sm90/union_fwd/config.h"
+
+namespace tessera::sm90 {
+
+/// A schedule entry: key block in bits 0-11, who needs it in bits 12-14, "fewer than 64 keys" in
+/// bit 15.
+__device__ __forceinline__ int wanted_by(int entry) { return (entry >> 12) & 7; }
+
+template <class C>
+__device__ __forceinline__ int chunks_of(const DocumentInfo& d) {
+  return (d.key_blocks + C::kChunkBlocks - 1) / C::kChunkBlocks;
+}
+
+/// Warp-wide: entries of one chunk in descending block order; returns their number. `rows`: bitmaps
+/// of `blocks` consecutive query blocks.
+template <class C>
+__device__ __forceinline__ int list_union(const ForwardParams& p, const DocumentInfo& d,
+                                          const uint32_t* rows, int blocks, int chunk, uint16_t* to,
+                                          int lane) {
+  const int words = (d.key_blocks + 31) / 32;
+  const int first = chunk * C::kChunkWords, last = min(words, first + C::kChunkWords);
+  int listed = 0;
+#pragma unroll 1
+  for (int top = (last - first - 1) / 32; top >= 0; --top) {
+    const int word = first + top * 32 + 31 - lane;
+    const int left = word < last ? d.key_blocks - word * 32 : 0;  // real blocks from this word on
+    const uint32_t real = left >= 32 ? ~0u : left > 0 ? (1u << left) - 1u : 0u;
+    uint32_t bits[C::kGroup], all = 0;
+#pragma unroll
+    for (int g = 0; g < C::kGroup; ++g) {
+      bits[g] = g < blocks ? real : 0u;
+      if (rows != nullptr && bits[g] != 0) bits[g] &= __ldg(rows + g * p.bitmap_row + word);
+      all |= bits[g];
+    }
+    const int own = __popc(all);
+    int before = own;
+#pragma unroll
+    for (int step = 1; step < 32; step <<= 1) {
+      const int other = __shfl_up_sync(~0u, before, step);
+      if (lane >= step) before += other;
+    }
+    int at = listed + before - own;
+    listed += __shfl_sync(~0u, before, 31);
+    while (all != 0) {
+      const int bit = 31 - __clz(all);
+      all &= ~(1u << bit);
+      int wanted = 0;
+#pragma unroll
+      for (int g = 0; g < C::kGroup; ++g) wanted |= ((bits[g] >> bit) & 1) << g;
+      const int block = word * 32 + bit;
+      const int ragged = d.last_block_keys < kBlock && block == d.key_blocks - 1;
+      to[at++] = static_cast<uint16_t>(block | wanted << 12 | ragged << 15);
+    }
+  }
+  return listed;
+}
+
+/// Warp-wide: orders `count` entries so that the classes (who needs a block) are spread evenly: a
+/// smooth weighted round robin, lane q counting class q. Stable inside a class.
+template <class C>
+__device__ __forceinline__ void balance(typename C::Control& control, uint16_t* to, int count,
+                                        int lane) {
+  constexpr int kClasses = 1 << C::kGroup;
+  int size = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; i += 32) {
+    const int wanted = i + lane < count ? wanted_by(control.unordered[i + lane]) : 0;
+#pragma unroll 1
+    for (int q = 1; q < kClasses; ++q) {
+      const uint32_t members = __ballot_sync(~0u, wanted == q);
+      if (lane == q) size += __popc(members);
+    }
+  }
+  int start = size;
+#pragma unroll
+  for (int step = 1; step < kClasses; step <<= 1) {
+    const int other = __shfl_up_sync(~0u, start, step);
+    if (lane >= step) start += other;
+  }
+  start -= size;
+  int fill = start;
+#pragma unroll 1
+  for (int i = 0; i < count; i += 32) {
+    const int entry = i + lane < count ? control.unordered[i + lane] : 0;
+    const int wanted = wanted_by(entry);
+#pragma unroll 1
+    for (int q = 1; q < kClasses; ++q) {
+      const uint32_t members = __ballot_sync(~0u, wanted == q);
+      const int base = __shfl_sync(~0u, fill, q);
+      if (wanted == q) {
+        control.by_class[base + __popc(members & ((1u << lane) - 1u))] =
+            static_cast<uint16_t>(entry);
+      }
+      if (lane == q) fill += __popc(members);
+    }
+  }
+  __syncwarp();
+  int credit = 0, next = start;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    credit += size;
+    const bool active = lane >= 1 && lane < kClasses && size > 0;
+    const int key = active ? credit * kClasses + lane : INT32_MIN;
+    if (lane == (__reduce_max_sync(~0u, key) & (kClasses - 1))) {
+      to[i] = control.by_class[next++];
+      credit -= count;
+    }
+  }
+  __syncwarp();
+}
+
+template <class C>
+__device__ __forceinline__ void schedule_warp(const ForwardParams& p, typename C::Control& control,
+                                              int lane) {
+  uint32_t turn = 0;  // slot = turn % 2, its round = turn / 2
+  for (int it = blockIdx.x; it < p.items; it += gridDim.x) {
+    const DocumentInfo* d;
+    const WorkItem item = locate_item<C>(p, it, d);
+    const uint32_t* rows = bitmap_rows(p, *d, item);
+    const int blocks = min(C::kGroup, d->query_blocks - item.block);
+#pragma unroll 1
+    for (int chunk = chunks_of<C>(*d) - 1; chunk >= 0; --chunk, ++turn) {
+      const uint32_t slot = turn & 1;
+      ptx::barrier_wait(ptx::shared_address(&control.schedule_empty[slot]), (turn >> 1 & 1) ^ 1);
+      int count;
+      if constexpr (C::kBalanced) {
+        count = list_union<C>(p, *d, rows, blocks, chunk, control.unordered, lane);
+        __syncwarp();
+        balance<C>(control, control.schedule[slot], count, lane);
+      } else {
+        count = list_union<C>(p, *d, rows, blocks, chunk, control.schedule[slot], lane);
+      }
+      if (lane == 0) control.schedule_count[slot] = count;
+      __threadfence_block();
+      __syncwarp();
+      if (lane == 0) ptx::barrier_arrive(ptx::shared_address(&control.schedule_full[slot]));
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void load_warp(const ForwardParams& p, const ForwardMaps& maps,
+                                          typename C::Control& control, uint32_t q_tiles,
+                                          uint32_t stages, int lane) {
+  int stage = 0, issued = 0;
+  uint32_t stage_parity = 1, q_parity = 1, turn = 0;
+  volatile int32_t* announced = &control.issued;
+  for (int it = blockIdx.x; it < p.items; it += gridDim.x) {
+    const DocumentInfo* d;
+    const WorkItem item = locate_item<C>(p, it, d);
+    if (lane == 0) {
+      for (int g = 0; g < C::kGroup; ++g) {
+        const uint32_t full = ptx::shared_address(&control.q_full[g]);
+        ptx::barrier_wait(ptx::shared_address(&control.q_empty[g]), q_parity);
+        if (item.block + g < d->query_blocks) {
+          ptx::barrier_arrive_expect(full, C::kTileBytes);
+          load_tile(q_tiles + g * C::kTileBytes, &maps.q,
+                    d->query_start + (item.block + g) * kBlock, item.head, item.batch, full);
+        } else {
+          ptx::barrier_arrive(full);
+        }
+      }
+    }
+    q_parity ^= 1;
+    const int kv_head = item.head / p.kv_ratio;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks_of<C>(*d); ++chunk, ++turn) {
+      const uint32_t slot = turn & 1;
+      ptx::barrier_wait(ptx::shared_address(&control.schedule_full[slot]), turn >> 1 & 1);
+      const int count = control.schedule_count[slot];
+      if (lane == 0) {
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+          const int entry = control.schedule[slot][i], block = entry & 4095;
+          const int skipped_by = C::kGroup - __popc(wanted_by(entry));
+          const uint32_t to = stages + stage * C::kStageBytes;
+          const uint32_t full = ptx::shared_address(&control.stage_full[stage]);
+          const uint32_t empty = ptx::shared_address(&control.stage_empty[stage]);
+          ptx::barrier_wait(empty, stage_parity);
+          if (skipped_by > 0) ptx::barrier_arrive_n(empty, skipped_by);
+          ptx::barrier_arrive_expect(full, C::kStageBytes);
+          load_keys_values(maps, *d, block, kv_head, item.batch, to, C::kTileBytes, full);
+          *announced = ++issued;
+          if (++stage == C::kStages) {
+            stage = 0;
+            stage_parity ^= 1;
+          }
+        }
+      }
+      __syncwarp();
+      if (lane == 0) ptx::barrier_arrive(ptx::shared_address(&control.schedule_empty[slot]));
+    }
+  }
+}
+
+/// Finds, 32 entries at a time, the schedule entries this warpgroup needs.
+struct ScheduleCursor {
+  const uint16_t* entries;
+  int count, group, lane;
+  int window = -32;
+  uint32_t mine = 0;    // needed entries of the window
+  uint32_t ragged = 0;  // its entries with fewer than 64 keys
+
+  /// Index of the next needed entry, -1 at the end.
+  __device__ __forceinline__ int next() {
+    while (mine == 0) {
+      window += 32;
+      if (window >= count) return -1;
+      const int entry = window + lane < count ? entries[window + lane] : 0;
+      ragged = __ballot_sync(~0u, entry >> 15);
+      mine = __ballot_sync(~0u, (entry >> (12 + group)) & 1);
+    }
+    const int bit = __ffs(mine) - 1;
+    mine &= mine - 1;
+    return window + bit;
+  }
+  /// Whether an entry of the current window is a key block with fewer than 64 keys.
+  __device__ __forceinline__ bool is_ragged(int index) const { return ragged >> (index & 31) & 1u; }
+};
+
+template <class C>
+struct Consumer {
+  using Wgmma = ptx::WgmmaOf<typename C::Element>;
+
+  const ForwardParams& p;
+  typename C::Control& control;
+  uint32_t q_tile, stages;
+  int group, thread;
+
+  float o[64];
+  uint32_t q_low[C::kQInRegisters][4];
+  RowState row;
+  bool first;       // no product has been added to o yet
+  int seen_issued;  // last value read of control.issued
+
+  __device__ __forceinline__ void load_q_registers() {
+    const int lane = thread & 31;
+    const int tile_row = (thread >> 5) * 16 + (lane & 15);
+#pragma unroll
+    for (int k = 0; k < C::kQInRegisters; ++k) {
+      const int column = k * 16 + ((lane >> 4) << 3);
+      const uint32_t address = q_tile + (column >> 6) * kBlock * 128 + tile_row * 128 +
+                               ((((column & 63) >> 3) ^ (tile_row & 7)) << 4);
+      ptx::load_matrix_x4(q_low[k], address);
+    }
+  }
+
+  __device__ __forceinline__ void issue_scores(float (&s)[32], int stage) {
+    const uint32_t tile = stages + stage * C::kStageBytes;
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      const uint32_t step = (k >> 2) * kBlock * 128 + (k & 3) * 32;
+      const uint64_t keys = ptx::operand_descriptor(tile + step, 16, 1024);
+      if (k < C::kQInRegisters) {
+        const int r = k < C::kQInRegisters ? k : 0;
+        Wgmma::multiply_kt_rs(s, q_low[r][0], q_low[r][1], q_low[r][2], q_low[r][3], keys, k > 0);
+      } else {
+        Wgmma::multiply_kt_ss(s, ptx::operand_descriptor(q_tile + step, 16, 1024), keys, k > 0);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void issue_output(const uint32_t (&probability)[16], int stage) {
+    const uint32_t tile = stages + stage * C::kStageBytes + C::kTileBytes;
+#pragma unroll
+    for (int k = 0; k < kBlock / 16; ++k) {
+      Wgmma::multiply_v_rs(o, probability[4 * k], probability[4 * k + 1], probability[4 * k + 2],
+                           probability[4 * k + 3],
+                           ptx::operand_descriptor(tile + k * 2048, kBlock * 128, 1024),
+                           !(first && k == 0));
+    }
+    ptx::wgmma_commit();
+    first = false;
+  }
+
+  /// Waits for use number `use` of the ring. Parity alone is ambiguous two rounds ahead, so the
+  /// producer must first have announced it.
+  __device__ __forceinline__ void wait_stage(int use) {
+    while (seen_issued <= use) seen_issued = *static_cast<volatile int32_t*>(&control.issued);
+    ptx::barrier_wait(ptx::shared_address(&control.stage_full[use % C::kStages]),
+                      (use / C::kStages) & 1);
+  }
+
+  __device__ __forceinline__ void release_stage(int stage) {
+    if (thread == 0) ptx::barrier_arrive(ptx::shared_address(&control.stage_empty[stage]));
+  }
+
+  __device__ __forceinline__ void run_chunk(const uint16_t* entries, int count, int first_use,
+                                            const DocumentInfo& d) {
+    const int lane = thread & 31;
+    ScheduleCursor cursor{entries, count, group, lane};
+    float s[32], factor0, factor1;
+    uint32_t probability[16];
+    int at = cursor.next();
+    while (at >= 0) {
+      int use = first_use + at;
+      int stage = use % C::kStages;
+      wait_stage(use);
+      ptx::pin_registers(s);
+      ptx::wgmma_fence();
+      issue_scores(s, stage);
+      const bool cut = cursor.is_ragged(at);
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(s);
+      if (cut) mask_columns(s, d.last_block_keys, lane);
+      softmax_step(s, p.scale_log2, row, factor0, factor1);
+      if (!first) rescale_output(o, row, factor0, factor1);
+      pack_probabilities<Wgmma>(s, probability);
+      int held_stage = stage, held_at = at;
+      at = cursor.next();
+      while (at >= 0 && at - held_at <= C::kMaxRunAhead) {
+        use = first_use + at;
+        stage = use % C::kStages;
+        wait_stage(use);
+        ptx::pin_registers(s);
+        ptx::pin_registers(o);
+        ptx::wgmma_fence();
+        issue_scores(s, stage);
+        issue_output(probability, held_stage);
+        const bool cut_next = cursor.is_ragged(at);
+        ptx::wgmma_wait<1>();
+        ptx::pin_registers(s);
+        if (cut_next) mask_columns(s, d.last_block_keys, lane);
+        softmax_step(s, p.scale_log2, row, factor0, factor1);
+#ifdef VAR_FORCE
+        if (must_rescale(row, factor0, factor1)) {
+          ptx::wgmma_wait<0>();
+          ptx::pin_registers(o);
+          scale_output(o, factor0, factor1);
+        } else {
+          ptx::wgmma_wait<0>();
+          ptx::pin_registers(o);
+        }
+#else
+        ptx::wgmma_wait<0>();
+        ptx::pin_registers(o);
+        rescale_output(o, row, factor0, factor1);
+#endif
+        release_stage(held_stage);
+        pack_probabilities<Wgmma>(s, probability);
+        held_stage = stage;
+        held_at = at;
+        at = cursor.next();
+      }
+      ptx::pin_registers(o);
+      ptx::wgmma_fence();
+      issue_output(probability, held_stage);
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(o);
+      release_stage(held_stage);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    int first_use = 0;
+    uint32_t turn = 0, q_parity = 0;
+    seen_issued = 0;
+    for (int it = blockIdx.x; it < p.items; it += gridDim.x) {
+      const DocumentInfo* d;
+      const WorkItem item = locate_item<C>(p, it, d);
+      ptx::barrier_wait(ptx::shared_address(&control.q_full[group]), q_parity);
+      q_parity ^= 1;
+      load_q_registers();
+      row = RowState{};
+      first = true;
+#pragma unroll
+      for (int i = 0; i < 64; ++i) o[i] = 0;
+#pragma unroll 1
+      for (int chunk = 0; chunk < chunks_of<C>(*d); ++chunk, ++turn) {
+        const uint32_t slot = turn & 1;
+        ptx::barrier_wait(ptx::shared_address(&control.schedule_full[slot]), turn >> 1 & 1);
+        const int count = __shfl_sync(~0u, control.schedule_count[slot], 0);
+        run_chunk(control.schedule[slot], count, first_use, *d);
+        first_use += count;
+        // Every warp reads the schedule by itself, so every warp says when it is done.
+        __syncwarp();
+        if ((thread & 31) == 0) {
+          ptx::barrier_arrive(ptx::shared_address(&control.schedule_empty[slot]));
+        }
+      }
+      if ((thread & 31) == 0) ptx::barrier_arrive(ptx::shared_address(&control.q_empty[group]));
+      // Located again: holding the item through the loop costs registers the loop does not have.
+      const WorkItem done = locate_item<C>(p, it, d);
+      store_block<Wgmma>(p, *d, done.batch, done.head, done.block + group, o, row, thread);
+    }
+  }
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    sm90_union_fwd_kernel(const __grid_constant__ ForwardMaps maps,
+                          const __grid_constant__ ForwardParams p) {
+  extern __shared__ uint8_t shared[];
+  const uint32_t base = (ptx::shared_address(shared) + 1023) & ~1023u;
+  uint8_t* aligned = shared + (base - ptx::shared_address(shared));
+  const uint32_t q_tiles = base, stages = base + C::kGroup * C::kTileBytes;
+  auto& control = *reinterpret_cast<typename C::Control*>(aligned + C::kGroup * C::kTileBytes +
+                                                          C::kStages * C::kStageBytes);
+
+  if (threadIdx.x == 0) {
+    control.issued = 0;
+    for (int i = 0; i < C::kStages; ++i) {
+      ptx::barrier_init(ptx::shared_address(&control.stage_full[i]), 1);
+      ptx::barrier_init(ptx::shared_address(&control.stage_empty[i]), C::kGroup);
+    }
+    for (int g = 0; g < C::kGroup; ++g) {
+      ptx::barrier_init(ptx::shared_address(&control.q_full[g]), 1);
+      ptx::barrier_init(ptx::shared_address(&control.q_empty[g]), 4);
+    }
+    for (int i = 0; i < 2; ++i) {
+      ptx::barrier_init(ptx::shared_address(&control.schedule_full[i]), 1);
+      ptx::barrier_init(ptx::shared_address(&control.schedule_empty[i]), 4 * C::kGroup + 1);
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+
+  // The role index goes through a shuffle so that the compiler sees a warp-uniform branch;
+  // otherwise it serialises every product of the function.
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 0) {
+    ptx::give_registers_back<C::kProducerRegisters>();
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+    const int lane = threadIdx.x & 31;
+    if (warp == 0) load_warp<C>(p, maps, control, q_tiles, stages, lane);
+    if (warp == 1) schedule_warp<C>(p, control, lane);
+  } else {
+    ptx::take_registers<C::kConsumerRegisters>();
+    const int group = warpgroup - 1;
+    Consumer<C> consumer{p,      control, q_tiles + group * C::kTileBytes,
+                         stages, group,   static_cast<int>(threadIdx.x) & 127};
+    consumer.run();
+  }
+}
+
+}  // namespace tessera::sm90
