@@ -175,15 +175,13 @@ Status launch_scores(const RouteProblem& problem, const Document& d, const Buffe
   TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(
       cells(buffers.k_cells, p.k_tiles, params.k.size[0] * params.k.size[2]), kRouterTile,
       "k cells", &maps.k));
-  // Two CTAs fit an SM: split the keys until one wave is full.
-  const int64_t row_tiles = p.q_tiles * q_heads;
-  const int64_t splits =
-      std::clamp<int64_t>((2 * processors + row_tiles - 1) / row_tiles, 1, p.k_tiles);
+  // Two CTAs fit an SM; all tiles are dealt out evenly, so that no second wave trails.
+  p.tiles = int64_t{p.q_tiles} * p.k_tiles * q_heads;
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(2 * processors, p.tiles));
   const ScoreKernel kernel = score_kernel_for(config.n_q, config.n_k);
   TESSERA_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kScoreSharedBytes)));
-  kernel<<<dim3(p.q_tiles, static_cast<unsigned>(splits), static_cast<unsigned>(q_heads)),
-           kScoreThreads, kScoreSharedBytes, stream>>>(maps, p);
+  kernel<<<grid, kScoreThreads, kScoreSharedBytes, stream>>>(maps, p);
   return cuda::check(cudaGetLastError(), "router_score_kernel");
 }
 
@@ -210,6 +208,9 @@ SelectParams select_outputs(const RouteProblem& problem, const RouteOutputs& out
   p.index_head = out.plan.index.stride[1];
   p.index_row = out.plan.index.stride[2];
   p.width = problem.shape.width;
+  p.dense_rows = static_cast<uint8_t*>(out.plan.dense_rows.data);
+  p.dense_batch = out.plan.dense_rows.stride[0];
+  p.dense_row = out.plan.dense_rows.stride[1];
   p.count = static_cast<int32_t*>(out.plan.count.data);
   p.count_batch = out.plan.count.stride[0];
   p.count_head = out.plan.count.stride[1];
@@ -265,18 +266,16 @@ Status launch_select(const RouteProblem& problem, size_t document, const Buffers
   return cuda::check(cudaGetLastError(), "router_select_kernel");
 }
 
-Status launch_defaults(const RouteProblem& problem, const RouteOutputs& out, SelectParams p,
-                       cudaStream_t stream) {
-  DefaultsParams defaults;
-  defaults.dense_rows = static_cast<uint8_t*>(out.plan.dense_rows.data);
-  defaults.dense_batch = out.plan.dense_rows.stride[0];
-  defaults.dense_row = out.plan.dense_rows.stride[1];
-  defaults.plan_rows = problem.shape.query_blocks;
-  defaults.key_blocks = problem.shape.key_blocks;
+/// Only where the selection does not write every row by itself.
+Status launch_defaults(const RouteProblem& problem, const SelectParams& p, cudaStream_t stream) {
+  const bool any_dense_document =
+      std::any_of(problem.dense_document.begin(), problem.dense_document.end(),
+                  [](uint8_t dense) { return dense != 0; });
   const int64_t rows = problem.shape.rows();
-  if (rows == 0) return {};
+  if (rows == 0 || (!any_dense_document && p.scores_out == nullptr)) return {};
   router_defaults_kernel<<<static_cast<unsigned>((rows + kSelectWarps - 1) / kSelectWarps),
-                           kSelectWarps * 32, 0, stream>>>(p, defaults, rows);
+                           kSelectWarps * 32, 0, stream>>>(p, problem.shape.query_blocks,
+                                                           problem.shape.key_blocks, rows);
   return cuda::check(cudaGetLastError(), "router_defaults_kernel");
 }
 
@@ -300,7 +299,7 @@ Status route_cuda(const RouteProblem& problem, const Execution& exec, const Rout
   carve(problem, exec.workspace.data, &buffers);
   const auto stream = static_cast<cudaStream_t>(exec.stream);
   const SelectParams outputs = select_outputs(problem, out);
-  TESSERA_RETURN_IF_ERROR(launch_defaults(problem, out, outputs, stream));
+  TESSERA_RETURN_IF_ERROR(launch_defaults(problem, outputs, stream));
   for (size_t n = 0; n < problem.layout.documents.size(); ++n) {
     if (problem.dense_document[n]) continue;
     const Document& d = problem.layout.documents[n];

@@ -34,6 +34,7 @@ struct ScoreParams {
   int32_t heads = 0, kv_ratio = 1;  // query heads (per batch element)
   int32_t n_q = 0, n_k = 0;
   int32_t q_tiles = 0, k_tiles = 0;
+  int64_t tiles = 0;  // q_tiles * k_tiles * batch * heads
   int32_t query_blocks = 0, key_blocks = 0;
   int32_t q_valid = 0, k_valid = 0;  // cells that own a token
   float q_tail_log2 = 0, k_tail_log2 = 0;
@@ -54,6 +55,8 @@ struct SelectParams {
   int32_t* index = nullptr;  // plan outputs, strides in elements; index may be null
   int64_t index_batch = 0, index_head = 0, index_row = 0;
   int32_t width = 0;
+  uint8_t* dense_rows = nullptr;  // [B, plan rows]
+  int64_t dense_batch = 0, dense_row = 0;
   int32_t* count = nullptr;
   int64_t count_batch = 0, count_head = 0, count_row = 0;
   uint32_t* bitmap = nullptr;

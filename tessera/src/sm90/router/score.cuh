@@ -140,7 +140,8 @@ __device__ __forceinline__ void reduce_and_store(float (&acc)[2][64], const Scor
   }
 }
 
-/// Grid: (query tiles, key splits, batch * heads). Each CTA keeps its q tile and walks key tiles.
+/// Persistent: each CTA takes an equal run of tiles in the order (head, query tile, key tile),
+/// keeping the q tile while it lasts and loading the next k tile during the arithmetic.
 template <int kNq, int kNk>
 __global__ void __launch_bounds__(kScoreThreads, 2)
     router_score_kernel(const __grid_constant__ ScoreMaps maps,
@@ -149,32 +150,43 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023) & ~1023u;
   const uint32_t q_tile_at = base, k_tiles_at = base + kRouterTileBytes;
-  const uint32_t barriers = k_tiles_at + kScoreStages * kRouterTileBytes;
+  const uint32_t q_barrier = k_tiles_at + kScoreStages * kRouterTileBytes;
+  const uint32_t k_barriers = q_barrier + 8;
   const int thread = threadIdx.x, lane = thread & 31;
   const int warp = __shfl_sync(~0u, thread / 32, 0);
-  const int q_tile = blockIdx.x, flat_head = blockIdx.z;
-  const int kv_head =
-      flat_head / p.heads * (p.heads / p.kv_ratio) + flat_head % p.heads / p.kv_ratio;
-  const int first = static_cast<int>(int64_t{p.k_tiles} * blockIdx.y / gridDim.y);
-  const int last = static_cast<int>(int64_t{p.k_tiles} * (blockIdx.y + 1) / gridDim.y);
+  const int64_t first = p.tiles * blockIdx.x / gridDim.x;
+  const int64_t last = p.tiles * (blockIdx.x + 1) / gridDim.x;
+  const int kv_heads = p.heads / p.kv_ratio;
 
+  const auto load_keys = [&](int64_t tile, int stage) {
+    const int flat_head = static_cast<int>(tile / p.k_tiles / p.q_tiles);
+    const int kv_head = flat_head / p.heads * kv_heads + flat_head % p.heads / p.kv_ratio;
+    load_router_tile(k_tiles_at + stage * kRouterTileBytes, &maps.k,
+                     static_cast<int>(tile % p.k_tiles), kv_head, k_barriers + 8 * stage);
+  };
   if (thread == 0) {
-    for (int i = 0; i < 1 + kScoreStages; ++i) ptx::barrier_init(barriers + 8 * i, 1);
+    for (int i = 0; i < 1 + kScoreStages; ++i) ptx::barrier_init(q_barrier + 8 * i, 1);
     ptx::barrier_init_fence();
-    load_router_tile(q_tile_at, &maps.q, q_tile, flat_head, barriers);
-    if (first < last) load_router_tile(k_tiles_at, &maps.k, first, kv_head, barriers + 8);
+    load_keys(first, 0);
   }
   __syncthreads();
-  ptx::barrier_wait(barriers, 0);
 
-  for (int tile = first; tile < last; ++tile) {
-    const int step = tile - first, stage = step % kScoreStages;
-    if (thread == 0 && tile + 1 < last) {
-      const int next = (step + 1) % kScoreStages;
-      load_router_tile(k_tiles_at + next * kRouterTileBytes, &maps.k, tile + 1, kv_head,
-                       barriers + 8 + 8 * next);
+  uint32_t q_parity = 0;
+  int64_t loaded_row = -1;  // (head, query tile) in shared memory
+  for (int64_t tile = first; tile < last; ++tile) {
+    const int step = static_cast<int>(tile - first), stage = step % kScoreStages;
+    const int64_t row = tile / p.k_tiles;
+    const int flat_head = static_cast<int>(row / p.q_tiles);
+    const int q_tile = static_cast<int>(row % p.q_tiles);
+    const int k_tile = static_cast<int>(tile % p.k_tiles);
+    if (row != loaded_row) {
+      if (thread == 0) load_router_tile(q_tile_at, &maps.q, q_tile, flat_head, q_barrier);
+      ptx::barrier_wait(q_barrier, q_parity);
+      q_parity ^= 1;
+      loaded_row = row;
     }
-    ptx::barrier_wait(barriers + 8 + 8 * stage, (step / kScoreStages) & 1);
+    if (thread == 0 && tile + 1 < last) load_keys(tile + 1, (step + 1) % kScoreStages);
+    ptx::barrier_wait(k_barriers + 8 * stage, (step / kScoreStages) & 1);
     float acc[2][64];
     ptx::pin_registers(acc[0]);
     ptx::pin_registers(acc[1]);
@@ -194,11 +206,11 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
     ptx::wgmma_wait<0>();
     ptx::pin_registers(acc[0]);
     ptx::pin_registers(acc[1]);
-    __syncthreads();  // the stage may be refilled in the next step
-    if ((q_tile + 1) * kRouterTile >= p.q_valid || (tile + 1) * kRouterTile >= p.k_valid) {
-      adjust_terms<kNq, kNk>(acc, p, q_tile, tile, warp, lane);
+    __syncthreads();  // both tiles may be refilled in the next step
+    if ((q_tile + 1) * kRouterTile >= p.q_valid || (k_tile + 1) * kRouterTile >= p.k_valid) {
+      adjust_terms<kNq, kNk>(acc, p, q_tile, k_tile, warp, lane);
     }
-    reduce_and_store<kNq, kNk>(acc, p, flat_head, q_tile, tile, warp, lane);
+    reduce_and_store<kNq, kNk>(acc, p, flat_head, q_tile, k_tile, warp, lane);
   }
 }
 

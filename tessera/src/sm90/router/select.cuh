@@ -55,12 +55,39 @@ struct RowSelector {
     for (int i = 0; i < kPerLane; ++i) w += key[i] >= threshold ? weight(i) : 0.0f;
     return warp_sum(w);
   }
-  /// Largest threshold that still reaches `enough`, built from the highest bit down.
-  template <class Reaches>
-  __device__ __forceinline__ uint32_t largest_threshold(Reaches reaches) const {
-    uint32_t t = 0;
-    for (int bit = 31; bit >= 0; --bit) {
-      if (reaches(t | 1u << bit)) t |= 1u << bit;
+  /// Bits in which the keys of the row differ at all: the search starts below their common prefix.
+  __device__ __forceinline__ uint32_t common_prefix(int* first_bit) const {
+    uint32_t all = ~0u, any = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (i * 32 + lane >= key_blocks) continue;
+      all &= key[i];
+      any |= key[i];
+    }
+    all = __reduce_and_sync(~0u, all);
+    any = __reduce_or_sync(~0u, any);
+    *first_bit = 31 - __clz(all ^ any);
+    return *first_bit == 31 ? 0u : all & ~((2u << *first_bit) - 1u);
+  }
+  /// A threshold t with count(key > t) < keep <= count(key >= t), or with exactly `keep` keys >= t.
+  __device__ __forceinline__ uint32_t threshold_for_count(int keep) const {
+    int bit;
+    uint32_t t = common_prefix(&bit);
+    for (; bit >= 0; --bit) {
+      const uint32_t candidate = t | 1u << bit;
+      const int count = count_at_least(candidate);
+      if (count >= keep) t = candidate;
+      if (count == keep) break;
+    }
+    return t;
+  }
+  /// Largest threshold whose keys still weigh `want`.
+  __device__ __forceinline__ uint32_t threshold_for_weight(float want) const {
+    int bit;
+    uint32_t t = common_prefix(&bit);
+    for (; bit >= 0; --bit) {
+      const uint32_t candidate = t | 1u << bit;
+      if (weight_at_least(candidate) >= want) t = candidate;
     }
     return t;
   }
@@ -70,8 +97,7 @@ struct RowSelector {
 /// reached.
 template <int kPerLane>
 __device__ __forceinline__ int blocks_for_mass(const RowSelector<kPerLane>& row, float want) {
-  const uint32_t t = row.largest_threshold(
-      [&](uint32_t candidate) { return row.weight_at_least(candidate) >= want; });
+  const uint32_t t = row.threshold_for_weight(want);
   float above = 0, equal_weight = 0;
   int count = 0, equal = 0;
 #pragma unroll
@@ -92,6 +118,22 @@ __device__ __forceinline__ int blocks_for_mass(const RowSelector<kPerLane>& row,
   const int more =
       equal_weight > 0 ? static_cast<int>(ceilf((want - above) / equal_weight)) : equal;
   return count + max(0, min(more, equal));
+}
+
+/// A dense row carries a flag instead of a list. Warp-wide.
+__device__ __forceinline__ void write_dense_row(const SelectParams& p, int64_t batch, int64_t head,
+                                                int64_t row, int lane) {
+  int32_t* index = p.index + batch * p.index_batch + head * p.index_head + row * p.index_row;
+  for (int slot = lane; slot < p.width; slot += 32) index[slot] = -1;
+  if (p.bitmap != nullptr) {
+    uint32_t* words = p.bitmap + batch * p.bitmap_batch + head * p.bitmap_head + row * p.bitmap_row;
+    for (int w = lane; w < p.bitmap_words; w += 32) words[w] = 0;
+  }
+  if (lane != 0) return;
+  p.count[batch * p.count_batch + head * p.count_head + row * p.count_row] = 0;
+  if (p.mass_out != nullptr) {
+    p.mass_out[batch * p.mass_batch + head * p.mass_head + row * p.mass_row] = 1.0f;
+  }
 }
 
 template <int kPerLane>
@@ -126,7 +168,12 @@ __global__ void __launch_bounds__(kSelectWarps * 32)
                    column] = score;
     }
   }
-  if (p.dense_bits[plan_row / 32] >> (plan_row % 32) & 1u) return;
+  const bool dense = p.dense_bits[plan_row / 32] >> (plan_row % 32) & 1u;
+  if (lane == 0 && head == 0) p.dense_rows[batch * p.dense_batch + plan_row * p.dense_row] = dense;
+  if (dense) {
+    write_dense_row(p, batch, head, plan_row, lane);
+    return;
+  }
 #pragma unroll
   for (int step = 16; step > 0; step >>= 1) {
     row.top = fmaxf(row.top, __shfl_xor_sync(~0u, row.top, step));
@@ -144,8 +191,7 @@ __global__ void __launch_bounds__(kSelectWarps * 32)
     keep = min(keep, max(floor, blocks_for_mass(row, p.mass * total)));
   }
 
-  const uint32_t t = row.largest_threshold(
-      [&](uint32_t candidate) { return row.count_at_least(candidate) >= keep; });
+  const uint32_t t = row.threshold_for_count(keep);
   int above = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) above += row.key[i] > t;

@@ -1,0 +1,142 @@
+// tessera attend: attention output (and log-sum-exp) of a file, dense or over a plan.
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tessera/cli/commands.h"
+#include "tessera/cli/common/attention_choice.h"
+#include "tessera/cli/common/output.h"
+#include "tessera/cli/common/plan_file.h"
+#include "tessera/cli/common/plan_summary.h"
+#include "tessera/cli/common/progress.h"
+#include "tessera/cli/common/timing.h"
+#include "tessera/device.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Options {
+  InputOptions input;
+  ChoiceOptions choice;
+  std::string output;
+  bool lse = false;
+};
+
+struct Result {
+  std::string mode;  // "dense", "plan" or "routed"
+  std::string kernel;
+  RoutingSummary summary;
+  double route_s = 0, attend_s = 0;
+};
+
+Status print_result(const Options& options, const GlobalOptions& global, const Routing& routing,
+                    const Result& result) {
+  if (global.json) {
+    nlohmann::ordered_json json;
+    json["input"] = options.input.path;
+    json["output"] = options.output;
+    json["mode"] = result.mode;
+    json["kernel"] = result.kernel;
+    if (result.mode == "routed") json["settings"] = routing_json(routing);
+    if (result.mode != "dense") json["plan"] = summary_json(result.summary);
+    if (result.mode == "routed") json["route_seconds"] = result.route_s;
+    json["attend_seconds"] = result.attend_s;
+    return print_json(json);
+  }
+  std::string text = fmt::format("output     {}\n", options.output);
+  text += fmt::format("kernel     {} ({})\n", result.kernel, result.mode);
+  if (result.mode == "routed") {
+    text += fmt::format("kept       {}\n", kept_line(result.summary, routing.config.budget));
+  }
+  if (result.mode != "dense") {
+    text += fmt::format("density    {:.4f} of all block pairs\n", result.summary.stats.density());
+    text += fmt::format("documents  {} routed, {} dense\n", result.summary.sparse_documents,
+                        result.summary.dense_documents);
+  }
+  if (result.mode == "routed") text += fmt::format("route      {:.3f} s\n", result.route_s);
+  text += fmt::format("attend     {:.3f} s\n", result.attend_s);
+  return print_text(text);
+}
+
+Status write_result(const Options& options, const Input& input, const std::byte* out,
+                    const std::vector<float>& lse, const Result& result) {
+  std::vector<io::SafetensorsItem> items = {{"out", input.q.dtype, input.out_shape(), out}};
+  if (options.lse) {
+    items.push_back(
+        {"lse", Dtype::kF32, {input.q.size[0], input.q.size[2], input.q.size[1]}, lse.data()});
+  }
+  return write_tensors(
+      options.output, items,
+      {{"tessera_version", version()}, {"mode", result.mode}, {"kernel", result.kernel}});
+}
+
+Status run_attend(const Options& options, const GlobalOptions& global) {
+  const ChoiceOptions& choice = options.choice;
+  Routing routing;
+  TESSERA_RETURN_IF_ERROR(check_choice(choice, &routing));
+  Result result;
+  result.mode = choice.dense ? "dense" : !choice.plan_path.empty() ? "plan" : "routed";
+  if (result.mode == "routed" && !routing_requested(choice.routing)) {
+    return invalid_argument(
+        "attend needs one of three choices: --plan PLAN (a file of `tessera route`), --sparsity X "
+        "or another routing option (routes first), or --dense");
+  }
+  TESSERA_RETURN_IF_ERROR(check_output_path(options.output, options.input.path));
+  Input input;
+  TESSERA_RETURN_IF_ERROR(load_input(options.input, true, &input));
+  Plan plan;
+  if (result.mode == "routed") {
+    TESSERA_RETURN_IF_ERROR(resolve_routing(choice.routing, input, &routing));
+  } else if (result.mode == "plan") {
+    TESSERA_RETURN_IF_ERROR(read_plan(choice.plan_path, input, &plan));
+  }
+  TESSERA_RETURN_IF_ERROR(check_finite(input, global.threads));
+
+  std::unique_ptr<std::byte[]> out;
+  TESSERA_RETURN_IF_ERROR(allocate_elements(input.q.elements(), input.q.dtype, &out));
+  std::vector<float> lse(options.lse ? input.q.elements() / input.q.size[3] : 0);
+
+  Execution exec = make_execution(global);
+  if (result.mode == "routed") {
+    ProgressBar bar("route");
+    exec.progress = bar.hook();
+    const Stopwatch watch;
+    TESSERA_RETURN_IF_ERROR(
+        with_context(options.input.path, route(routing.params(input, options.input), exec, &plan)));
+    result.route_s = watch.seconds();
+  }
+  if (result.mode != "dense") result.summary = summarize_plan(plan, input.layout);
+  report_accepted(routing, result.summary);
+
+  const AttentionParams params =
+      attention_params(input, options.input, out.get(), options.lse ? lse.data() : nullptr,
+                       result.mode == "dense" ? nullptr : &plan);
+  exec.kernel = choice.kernel;
+  result.kernel = explain(params, exec).kernel;
+  ProgressBar bar("attend");
+  exec.progress = bar.hook();
+  const Stopwatch watch;
+  TESSERA_RETURN_IF_ERROR(with_context(options.input.path, attend(params, exec)));
+  result.attend_s = watch.seconds();
+  bar.finish();
+  TESSERA_RETURN_IF_ERROR(write_result(options, input, out.get(), lse, result));
+  return print_result(options, global, routing, result);
+}
+
+}  // namespace
+
+void add_attend_command(CLI::App& app, GlobalOptions& global) {
+  auto options = std::make_shared<Options>();
+  CLI::App* sub = add_command(app, global, "attend", "Compute attention, dense or block-sparse",
+                              "tessera attend in.safetensors -o out.safetensors --sparsity 0.75",
+                              [options, &global] { return run_attend(*options, global); });
+  add_input_options(sub, options->input);
+  sub->add_option("-o,--output", options->output, "File to write: out (and lse)")
+      ->required()
+      ->type_name("OUT");
+  sub->add_flag("--lse", options->lse, "Also write lse, f32 [B, H, S], natural logarithm");
+  add_choice_options(sub, options->choice, true);
+}
+
+}  // namespace tessera::cli

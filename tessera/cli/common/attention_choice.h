@@ -1,0 +1,39 @@
+// The choice attend, compare and explain share: a plan file, a routed plan, or dense.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "tessera/attention.h"
+#include "tessera/cli/common/input.h"
+#include "tessera/cli/common/routing.h"
+#include "tessera/plan.h"
+#include "tessera/status.h"
+
+namespace tessera::cli {
+
+struct ChoiceOptions {
+  std::string plan_path;
+  bool dense = false;
+  std::string device = "cpu";
+  std::string kernel;
+  RoutingOptions routing;
+};
+
+/// --plan, --kernel, --device, the routing options, and --dense if `with_dense`.
+void add_choice_options(CLI::App* sub, ChoiceOptions& options, bool with_dense);
+
+/// Conflicts between the choices, the device (CUDA: kUnsupported), and the routing options.
+Status check_choice(const ChoiceOptions& options, Routing* routing);
+
+/// Attention over `input` into caller memory. An absent `plan`, and a plan without rows (no
+/// document), is dense.
+AttentionParams attention_params(const Input& input, const InputOptions& options, void* out,
+                                 float* lse, const Plan* plan);
+
+/// Memory for `count` elements of `dtype`, not initialised. kOutOfMemory if there is none.
+Status allocate_elements(int64_t count, Dtype dtype, std::unique_ptr<std::byte[]>* out);
+
+}  // namespace tessera::cli
