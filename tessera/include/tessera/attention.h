@@ -37,8 +37,8 @@ struct AttentionParams {
 /// for any thread count and any order of ids. CPU: returns when done.
 Status attend(const AttentionParams& params, const Execution& exec);
 
-/// Device scratch that `attend` needs in `exec.workspace`, in bytes (256-byte aligned base); 0 for the
-/// CPU, which allocates a few hundred KiB per thread for itself.
+/// Device scratch that `attend` needs in `exec.workspace`, in bytes (256-byte aligned base); 0 for
+/// the CPU, which allocates a few hundred KiB per thread for itself.
 Status attention_workspace(const AttentionParams& params, const Execution& exec, size_t* bytes);
 
 struct Refusal {

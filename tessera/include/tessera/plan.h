@@ -77,7 +77,8 @@ struct PlanStats {
 PlanStats plan_stats(const PlanView& plan, const BlockLayout& layout);
 
 /// Sharing factor of groups of `group` consecutive query blocks of a document: listed blocks /
-/// blocks in the union. 1 = no overlap, `group` = identical lists. Dense rows are left out.
+/// blocks in the union. 1 = no overlap, `group` = identical lists. Dense rows are left out; 0 for
+/// group < 1.
 double sharing_factor(const PlanView& plan, const BlockLayout& layout, int group);
 
 /// Mean Jaccard overlap |A & B| / |A | B| of the lists of neighbouring query blocks; 0 without

@@ -79,6 +79,12 @@ Status check_output(const Bshd& out, const Bshd& q) {
 Status check_lse(const TensorView<3>& lse, const Bshd& q) {
   if (!lse.present()) return {};
   const std::array<int64_t, 3> want{q.size[0], q.size[2], q.size[1]};
+  for (int i = 0; i < 3; ++i) {
+    if (lse.size[i] > 1 && lse.stride[i] == 0) {
+      return invalid_argument(cat("lse has stride 0 in dimension ", i, " of size ", lse.size[i],
+                                  "; rows would overwrite each other"));
+    }
+  }
   if (lse.size == want && lse.dtype == Dtype::kF32) return {};
   return invalid_argument(cat("lse is ", dtype_name(lse.dtype), " ", shape_text(lse.size),
                               "; it must be f32 ", shape_text(want), " ([B, H, Sq])"));
@@ -122,7 +128,7 @@ Status check_query_key(const Bshd& q, const Bshd& k, std::span<const int32_t> cu
     return invalid_argument(cat("q has ", q.size[2], " heads and k has ", k.size[2],
                                 "; the query heads must be a multiple of the key heads"));
   }
-  if (cu_seqlens.data() == nullptr) {
+  if (cu_seqlens.empty()) {
     *layout = single_document(q.size[1], k.size[1]);
     return {};
   }

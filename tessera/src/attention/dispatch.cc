@@ -153,10 +153,12 @@ Explanation explain(const AttentionParams& params, const Execution& exec) {
     } else if (exec.device.kind == DeviceKind::kCpu) {
       out.plan = plan_stats(*params.plan, problem.layout);
     }
-    if (Status device = internal::check_device(exec); !device.ok()) out.status = device;
-    return {};
+    return internal::check_device(exec);
   });
-  if (!failed.ok()) out.status = failed;
+  if (!failed.ok()) {
+    out.status = failed;
+    out.kernel.clear();
+  }
   return out;
 }
 

@@ -23,6 +23,12 @@ Status check_merge(const MergeParams& p) {
                                 shape_text(p.out_b.size), " and out ", shape_text(p.out.size),
                                 "; all three must be equal"));
   }
+  for (int i = 0; i < 3; ++i) {
+    if (p.out.size[i] > 1 && p.out.stride[i] == 0) {
+      return invalid_argument(cat("out has stride 0 in dimension ", i, " of size ", p.out.size[i],
+                                  "; rows would overwrite each other"));
+    }
+  }
   const std::array<int64_t, 3> want{p.out.size[0], p.out.size[2], p.out.size[1]};
   for (const TensorView<3>* lse : {&p.lse_a, &p.lse_b, &p.lse}) {
     if (!lse->present() || lse->size != want || lse->dtype != Dtype::kF32) {
@@ -65,7 +71,10 @@ void merge_row(const MergeParams& p, int64_t b, int64_t s, int64_t h) {
 }  // namespace
 
 Status merge_partials(const MergeParams& params, const Execution& exec) {
-  if (exec.device.kind == DeviceKind::kCuda) return internal::refuse_cuda(exec.device);
+  if (exec.device.kind == DeviceKind::kCuda) {
+    return unsupported("merge_partials runs on the cpu only; copy the partial results to the host");
+  }
+  TESSERA_RETURN_IF_ERROR(internal::check_device(exec));
   TESSERA_RETURN_IF_ERROR(check_merge(params));
   const int64_t tokens = params.out.size[1];
   return internal::parallel_for(

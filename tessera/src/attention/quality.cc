@@ -43,7 +43,14 @@ Status kept_mass(const TensorView<3>& lse_sparse, const TensorView<3>& lse_dense
 
 Status block_mass(const Bshd& q, const Bshd& k, float softmax_scale, const TensorView<3>& lse_dense,
                   const TensorView<4>& mass, const Execution& exec) {
-  if (exec.device.kind == DeviceKind::kCuda) return internal::refuse_cuda(exec.device);
+  if (exec.device.kind == DeviceKind::kCuda) {
+    return unsupported("block_mass runs on the cpu only; copy q and k to host memory");
+  }
+  TESSERA_RETURN_IF_ERROR(internal::check_device(exec));
+  if (!exec.kernel.empty() && exec.kernel != "cpu_highway" && exec.kernel != "cpu_reference") {
+    return invalid_argument(cat("there is no block_mass kernel named \"", exec.kernel,
+                                "\"; known are cpu_highway, cpu_reference"));
+  }
   BlockLayout layout;
   TESSERA_RETURN_IF_ERROR(internal::check_query_key(q, k, {}, 0, &layout));
   float scale = 0;

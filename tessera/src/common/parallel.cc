@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -18,6 +19,8 @@ Status status_of_current_exception() {
     throw;
   } catch (const std::bad_alloc&) {
     return out_of_memory("an allocation failed; use a smaller input or fewer threads");
+  } catch (const std::length_error&) {
+    return out_of_memory("a buffer would exceed the largest possible size; use a smaller input");
   } catch (const std::exception& e) {
     return internal_error(cat("unexpected exception: ", e.what()));
   } catch (...) {

@@ -112,8 +112,8 @@ void fast_scores(const ScoreTask& task, void* scratch);
 const char* fast_target_name();
 int64_t fast_compiled_targets();
 
-/// Uninitialised memory, at least 64-byte aligned. Large pieces ask for huge pages: lists jump about in
-/// them, and with 4 KiB pages every jump misses the TLB. Throws bad_alloc.
+/// Uninitialised memory, at least 64-byte aligned. Large pieces ask for huge pages: lists jump
+/// about in them, and with 4 KiB pages every jump misses the TLB. Throws bad_alloc.
 class Scratch {
  public:
   explicit Scratch(size_t bytes);

@@ -13,13 +13,13 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 Scratch::Scratch(size_t bytes)
     : alignment_(bytes >= 2 * kHugePage ? kHugePage : 64),
-      data_(::operator new(bytes, std::align_val_t{alignment_})) {
+      data_(::operator new (bytes, std::align_val_t{alignment_})) {
 #ifdef MADV_HUGEPAGE
   // Advice only: where the kernel declines, small pages do.
   if (alignment_ == kHugePage) (void)madvise(data_, bytes, MADV_HUGEPAGE);
 #endif
 }
 
-Scratch::~Scratch() { ::operator delete(data_, std::align_val_t{alignment_}); }
+Scratch::~Scratch() { ::operator delete (data_, std::align_val_t{alignment_}); }
 
 }  // namespace tessera::cpu

@@ -1,6 +1,7 @@
 #include "tessera/src/cuda/runtime.h"
 
-#include <string_view>
+#include <map>
+#include <mutex>
 
 #include "tessera/src/common/cat.h"
 
@@ -18,7 +19,9 @@ Status check(cudaError_t error, const char* call) {
   return error == cudaErrorMemoryAllocation ? out_of_memory(text) : internal_error(text);
 }
 
-Status device_facts(int index, DeviceFacts* out) {
+namespace {
+
+Status query_device(int index, DeviceFacts* out) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     (void)cudaGetLastError();
@@ -37,6 +40,23 @@ Status device_facts(int index, DeviceFacts* out) {
           properties.minor,
           properties.multiProcessorCount,
           properties.totalGlobalMem};
+  return {};
+}
+
+}  // namespace
+
+Status device_facts(int index, DeviceFacts* out) {
+  // Asking the runtime takes hundreds of microseconds, and every call of the library needs the
+  // facts.
+  static std::mutex mutex;
+  static std::map<int, DeviceFacts> known;
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(index); found != known.end()) {
+    *out = found->second;
+    return {};
+  }
+  TESSERA_RETURN_IF_ERROR(query_device(index, out));
+  known[index] = *out;
   return {};
 }
 

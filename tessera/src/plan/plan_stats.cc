@@ -97,6 +97,7 @@ PlanStats plan_stats(const PlanView& plan, const BlockLayout& layout) {
 }
 
 double sharing_factor(const PlanView& plan, const BlockLayout& layout, int group) {
+  if (group < 1) return 0.0;
   int64_t listed = 0, loaded = 0;
   std::vector<int32_t> ids;
   std::vector<uint8_t> used;

@@ -28,9 +28,7 @@ struct Buffers {
 
 int words_of(const AttentionProblem& problem) { return (problem.layout.max_key_blocks + 31) / 32; }
 
-bool is_packed(const AttentionProblem& problem) {
-  return problem.params->cu_seqlens.data() != nullptr;
-}
+bool is_packed(const AttentionProblem& problem) { return !problem.params->cu_seqlens.empty(); }
 
 bool has_ragged_tail(const Document& d) { return d.key_length % kBlock != 0; }
 

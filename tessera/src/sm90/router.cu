@@ -149,7 +149,7 @@ Status launch_scores(const RouteProblem& problem, const Document& d, const Buffe
   p.n_q = config.n_q;
   p.n_k = config.n_k;
   p.q_tiles = tiles_for(d.query_blocks, config.n_q);
-  p.k_tiles = tiles_for(d.key_blocks, config.n_k);
+  p.k_tiles = static_cast<int>((int64_t{d.key_blocks} * config.n_k + kKeyTile - 1) / kKeyTile);
   p.query_blocks = d.query_blocks;
   p.key_blocks = d.key_blocks;
   p.q_valid = static_cast<int32_t>(internal::valid_cells(d.query_length, config.n_q));
@@ -160,8 +160,8 @@ Status launch_scores(const RouteProblem& problem, const Document& d, const Buffe
   p.score_stride = score_stride(d.key_blocks);
 
   const int64_t q_heads = params.q.size[0] * params.q.size[2];
-  const auto cells = [](void* data, int tiles, int64_t heads) {
-    const int64_t rows = int64_t{tiles} * kRouterTile;
+  const auto cells = [](void* data, int32_t blocks, int n, int64_t heads) {
+    const int64_t rows = int64_t{tiles_for(blocks, n)} * kRouterTile;
     Bshd view;
     view.data = data;
     view.size = {1, rows, heads, 128};
@@ -170,14 +170,15 @@ Status launch_scores(const RouteProblem& problem, const Document& d, const Buffe
     return view;
   };
   ScoreMaps maps;
-  TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(cells(buffers.q_cells, p.q_tiles, q_heads),
-                                                  kRouterTile, "q cells", &maps.q));
+  TESSERA_RETURN_IF_ERROR(
+      cuda::encode_tensor_map(cells(buffers.q_cells, d.query_blocks, config.n_q, q_heads),
+                              kRouterTile, "q cells", &maps.q));
   TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(
-      cells(buffers.k_cells, p.k_tiles, params.k.size[0] * params.k.size[2]), kRouterTile,
-      "k cells", &maps.k));
-  // Two CTAs fit an SM; all tiles are dealt out evenly, so that no second wave trails.
+      cells(buffers.k_cells, d.key_blocks, config.n_k, params.k.size[0] * params.k.size[2]),
+      kKeyTile, "k cells", &maps.k));
+  // As many CTAs as fit; all tiles are dealt out evenly, so that no second wave trails.
   p.tiles = int64_t{p.q_tiles} * p.k_tiles * q_heads;
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(2 * processors, p.tiles));
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(kScoreCtas * processors, p.tiles));
   const ScoreKernel kernel = score_kernel_for(config.n_q, config.n_k);
   TESSERA_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kScoreSharedBytes)));
@@ -190,15 +191,19 @@ using SelectKernel = void (*)(const SelectParams, int64_t);
 struct SelectChoice {
   int per_lane;
   SelectKernel kernel;
+  size_t shared_bytes;
 };
 
-/// Rows live in registers: the smallest instance that holds them is the fastest.
+template <int kPerLane>
+constexpr SelectChoice select_choice() {
+  return {kPerLane, router_select_kernel<kPerLane>, kSelectSharedBytes<kPerLane>};
+}
+
+/// The smallest instance that holds a row is the fastest.
 constexpr std::array kSelectKernels = {
-    SelectChoice{2, router_select_kernel<2>},   SelectChoice{4, router_select_kernel<4>},
-    SelectChoice{8, router_select_kernel<8>},   SelectChoice{16, router_select_kernel<16>},
-    SelectChoice{20, router_select_kernel<20>}, SelectChoice{26, router_select_kernel<26>},
-    SelectChoice{32, router_select_kernel<32>}, SelectChoice{48, router_select_kernel<48>},
-    SelectChoice{64, router_select_kernel<64>}, SelectChoice{128, router_select_kernel<128>}};
+    select_choice<2>(),  select_choice<4>(),  select_choice<8>(),  select_choice<16>(),
+    select_choice<20>(), select_choice<26>(), select_choice<32>(), select_choice<48>(),
+    select_choice<64>(), select_choice<128>()};
 
 SelectParams select_outputs(const RouteProblem& problem, const RouteOutputs& out) {
   SelectParams p;
@@ -261,8 +266,11 @@ Status launch_select(const RouteProblem& problem, size_t document, const Buffers
   const int needed = (d.key_blocks + 31) / 32;
   const auto choice = std::find_if(kSelectKernels.begin(), kSelectKernels.end(),
                                    [&](const SelectChoice& c) { return c.per_lane >= needed; });
+  TESSERA_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(choice->kernel,
+                                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                    static_cast<int>(choice->shared_bytes)));
   choice->kernel<<<static_cast<unsigned>((rows + kSelectWarps - 1) / kSelectWarps),
-                   kSelectWarps * 32, 0, stream>>>(p, rows);
+                   kSelectWarps * 32, choice->shared_bytes, stream>>>(p, rows);
   return cuda::check(cudaGetLastError(), "router_select_kernel");
 }
 

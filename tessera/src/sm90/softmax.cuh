@@ -63,11 +63,11 @@ __device__ __forceinline__ void softmax_step(float (&s)[32], float scale, RowSta
   row.sum1 = row.sum1 * rescale1 + sum1;
 }
 
-/// Whether any row of the warp has a new maximum. Also true for a negative sum, which cannot happen: it
-/// makes the answer depend on all exponentials (see the caller).
+/// Whether any row of the warp has a new maximum. Also true for a negative sum, which cannot
+/// happen: it makes the answer depend on all exponentials (see the caller).
 __device__ __forceinline__ bool must_rescale(const RowState& row, float factor0, float factor1) {
   const bool changed = factor0 != 1.0f || factor1 != 1.0f;
-  #ifdef VAR_FORCE
+#ifdef VAR_FORCE
   return __any_sync(~0u, changed || row.sum0 < 0.0f || row.sum1 < 0.0f);
 #else
   return __any_sync(~0u, changed);

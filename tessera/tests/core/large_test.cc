@@ -83,7 +83,7 @@ TEST(Large, Packed8192And512_EachDocumentLikeAlone_G5) {
   c.cu = {0, 8192, 8704};
   ASSERT_TRUE(is_ok(c.run(std::nullopt, on("cpu_highway"))));
   const testing::Tensor4 packed = c.out;
-  c.cu.clear();
+  c.cu = std::vector<int32_t>();
   ASSERT_TRUE(is_ok(c.run(std::nullopt, on("cpu_highway"))));
   const testing::Tensor4 joint = c.out;
   for (const auto& [first, length] : {std::pair{0, 8192}, std::pair{8192, 512}}) {

@@ -6,7 +6,11 @@
 
 namespace tessera::sm90 {
 
-inline constexpr int kRouterTile = 128;     // pooled rows of a score tile, on both sides
+// Pooled query rows of a score tile; the pooled buffers of both sides are padded to it.
+inline constexpr int kRouterTile = 128;
+// Pooled key rows of a score tile: a wider one leaves room for two CTAs an SM, too few to hide
+// waits.
+inline constexpr int kKeyTile = 64;
 inline constexpr int kMaxKeyBlocks = 4096;  // 262,144 keys
 inline constexpr int kMaxPlanRows = 5120;   // query blocks of a call, over all documents
 

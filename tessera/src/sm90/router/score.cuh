@@ -14,27 +14,32 @@
 namespace tessera::sm90 {
 
 inline constexpr int kScoreThreads = 128;
-inline constexpr uint32_t kRouterTileBytes = kRouterTile * 128 * 2;  // 32 KiB
+inline constexpr int kScoreCtas = 3;                                // on an SM
+inline constexpr uint32_t kQueryTileBytes = kRouterTile * 128 * 2;  // 32 KiB
+inline constexpr uint32_t kKeyTileBytes = kKeyTile * 128 * 2;       // 16 KiB
 inline constexpr int kScoreStages = 2;
-inline constexpr size_t kScoreSharedBytes = 1024 + (1 + kScoreStages) * kRouterTileBytes + 64;
+inline constexpr size_t kScoreSharedBytes =
+    1024 + kQueryTileBytes + kScoreStages * kKeyTileBytes + 64;
 inline constexpr float kExcluded =
     -1e30f;  // finite: a group of only such terms must not become NaN
 
 struct ScoreMaps {
-  CUtensorMap q, k;  // rank 4: channel, row, head, 1; boxes of 64 channels x 128 rows
+  CUtensorMap q, k;  // rank 4: channel, row, head, 1; boxes of 64 channels x one tile of rows
 };
 
+/// A tile as two swizzled halves of 64 channels.
+template <int kRows>
 __device__ __forceinline__ void load_router_tile(uint32_t to, const CUtensorMap* map, int tile,
                                                  int head, uint32_t barrier) {
-  ptx::barrier_arrive_expect(barrier, kRouterTileBytes);
-  ptx::tma_load_4d(to, map, 0, tile * kRouterTile, head, 0, barrier);
-  ptx::tma_load_4d(to + kRouterTileBytes / 2, map, 64, tile * kRouterTile, head, 0, barrier);
+  ptx::barrier_arrive_expect(barrier, kRows * 256);
+  ptx::tma_load_4d(to, map, 0, tile * kRows, head, 0, barrier);
+  ptx::tma_load_4d(to + kRows * 128, map, 64, tile * kRows, head, 0, barrier);
 }
 
 /// Terms of cells without a token are excluded; partial cells get their weight (0 when unweighted).
 template <int kNq, int kNk>
-__device__ __forceinline__ void adjust_terms(float (&acc)[2][64], const ScoreParams& p, int q_tile,
-                                             int k_tile, int warp, int lane) {
+__device__ __forceinline__ void adjust_terms(float (&acc)[2][kKeyTile / 2], const ScoreParams& p,
+                                             int q_tile, int k_tile, int warp, int lane) {
   // Which cell a row or column is follows from the permutation; edge tiles only.
   const int r = lane >> 2, c = lane & 3;
 #pragma unroll
@@ -55,7 +60,7 @@ __device__ __forceinline__ void adjust_terms(float (&acc)[2][64], const ScorePar
       const bool q_out = q_cell >= p.q_valid;
       const float q_bias = q_cell == p.q_valid - 1 ? p.q_tail_log2 : 0.0f;
 #pragma unroll
-      for (int j = 0; j < 16; ++j) {
+      for (int j = 0; j < kKeyTile / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           int k_local, k_part;
@@ -64,7 +69,7 @@ __device__ __forceinline__ void adjust_terms(float (&acc)[2][64], const ScorePar
           } else {
             k_local = j / (kNk / 2) * 4 + c, k_part = j % (kNk / 2) * 2 + e;
           }
-          const int k_cell = (k_tile * (kRouterTile / kNk) + k_local) * kNk + k_part;
+          const int k_cell = (k_tile * (kKeyTile / kNk) + k_local) * kNk + k_part;
           float& term = acc[half][j * 4 + eight * 2 + e];
           term += q_bias + (k_cell == p.k_valid - 1 ? p.k_tail_log2 : 0.0f);
           if (q_out || k_cell >= p.k_valid) term = kExcluded;
@@ -74,26 +79,35 @@ __device__ __forceinline__ void adjust_terms(float (&acc)[2][64], const ScorePar
   }
 }
 
-/// Log-sum-exp (base 2) of kTerms values picked by `term(i)`.
+/// Maximum of kTerms values and the sum of 2^(value - maximum), in short dependency chains.
 template <int kTerms, class Term>
 __device__ __forceinline__ float2 max_and_sum(Term term) {
-  float top = term(0);
+  constexpr int kChains = kTerms < 4 ? kTerms : 4;
+  float top[kChains], sum[kChains];
 #pragma unroll
-  for (int i = 1; i < kTerms; ++i) top = fmaxf(top, term(i));
-  float sum = 0;
+  for (int i = 0; i < kTerms; ++i) {
+    top[i % kChains] = i < kChains ? term(i) : fmaxf(top[i % kChains], term(i));
+  }
 #pragma unroll
-  for (int i = 0; i < kTerms; ++i) sum += ptx::exp2_approx(term(i) - top);
-  return {top, sum};
+  for (int i = 1; i < kChains; ++i) top[0] = fmaxf(top[0], top[i]);
+#pragma unroll
+  for (int i = 0; i < kTerms; ++i) {
+    const float power = ptx::exp2_approx(term(i) - top[0]);
+    sum[i % kChains] = i < kChains ? power : sum[i % kChains] + power;
+  }
+#pragma unroll
+  for (int i = 1; i < kChains; ++i) sum[0] += sum[i];
+  return {top[0], sum[0]};
 }
 
 template <int kNq, int kNk>
-__device__ __forceinline__ void reduce_and_store(float (&acc)[2][64], const ScoreParams& p,
-                                                 int flat_head, int q_tile, int k_tile, int warp,
-                                                 int lane) {
-  constexpr int kRows = kNq >= 4 ? 4 : kNq;   // of a thread's four rows, per query block
-  constexpr int kBlocks = 4 / kRows;          // query blocks of a thread
-  constexpr int kColumnsPerKey = kNk;         // of a thread's 32 columns
-  constexpr int kKeys = 32 / kColumnsPerKey;  // key blocks of a thread
+__device__ __forceinline__ void reduce_and_store(float (&acc)[2][kKeyTile / 2],
+                                                 const ScoreParams& p, int flat_head, int q_tile,
+                                                 int k_tile, int warp, int lane) {
+  constexpr int kRows = kNq >= 4 ? 4 : kNq;             // of a thread's four rows, per query block
+  constexpr int kBlocks = 4 / kRows;                    // query blocks of a thread
+  constexpr int kColumnsPerKey = kNk;                   // of a thread's columns
+  constexpr int kKeys = kKeyTile / 4 / kColumnsPerKey;  // key blocks of a thread
   constexpr float kLn2 = 0.6931471805599453f;
   const int r = lane >> 2, c = lane & 3;
 #pragma unroll
@@ -114,7 +128,7 @@ __device__ __forceinline__ void reduce_and_store(float (&acc)[2][64], const Scor
     for (int key = 0; key < kKeys; ++key) {
       const auto term = [&](int i) -> float {
         const int q_part = b * kRows + i / kColumnsPerKey;             // 0..3: half * 2 + eight
-        const int column = key * kColumnsPerKey + i % kColumnsPerKey;  // 0..31 of the thread
+        const int column = key * kColumnsPerKey + i % kColumnsPerKey;  // of the thread's columns
         return acc[q_part / 2][column / 2 * 4 + q_part % 2 * 2 + column % 2];
       };
       float2 part = max_and_sum<kRows * kColumnsPerKey>(term);
@@ -132,7 +146,7 @@ __device__ __forceinline__ void reduce_and_store(float (&acc)[2][64], const Scor
       } else {
         k_local = key * 4 + c;
       }
-      const int key_block = k_tile * (kRouterTile / kNk) + k_local;
+      const int key_block = k_tile * (kKeyTile / kNk) + k_local;
       if (query_block < p.query_blocks && key_block < p.key_blocks && (kNq < 8 || (r & 1) == 0)) {
         row[key_block] = (part.x + ptx::log2_approx(part.y)) * kLn2;
       }
@@ -143,14 +157,14 @@ __device__ __forceinline__ void reduce_and_store(float (&acc)[2][64], const Scor
 /// Persistent: each CTA takes an equal run of tiles in the order (head, query tile, key tile),
 /// keeping the q tile while it lasts and loading the next k tile during the arithmetic.
 template <int kNq, int kNk>
-__global__ void __launch_bounds__(kScoreThreads, 2)
+__global__ void __launch_bounds__(kScoreThreads, kScoreCtas)
     router_score_kernel(const __grid_constant__ ScoreMaps maps,
                         const __grid_constant__ ScoreParams p) {
   using Wgmma = ptx::WgmmaOf<__nv_bfloat16>;
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023) & ~1023u;
-  const uint32_t q_tile_at = base, k_tiles_at = base + kRouterTileBytes;
-  const uint32_t q_barrier = k_tiles_at + kScoreStages * kRouterTileBytes;
+  const uint32_t q_tile_at = base, k_tiles_at = base + kQueryTileBytes;
+  const uint32_t q_barrier = k_tiles_at + kScoreStages * kKeyTileBytes;
   const uint32_t k_barriers = q_barrier + 8;
   const int thread = threadIdx.x, lane = thread & 31;
   const int warp = __shfl_sync(~0u, thread / 32, 0);
@@ -161,8 +175,8 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
   const auto load_keys = [&](int64_t tile, int stage) {
     const int flat_head = static_cast<int>(tile / p.k_tiles / p.q_tiles);
     const int kv_head = flat_head / p.heads * kv_heads + flat_head % p.heads / p.kv_ratio;
-    load_router_tile(k_tiles_at + stage * kRouterTileBytes, &maps.k,
-                     static_cast<int>(tile % p.k_tiles), kv_head, k_barriers + 8 * stage);
+    load_router_tile<kKeyTile>(k_tiles_at + stage * kKeyTileBytes, &maps.k,
+                               static_cast<int>(tile % p.k_tiles), kv_head, k_barriers + 8 * stage);
   };
   if (thread == 0) {
     for (int i = 0; i < 1 + kScoreStages; ++i) ptx::barrier_init(q_barrier + 8 * i, 1);
@@ -180,14 +194,15 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
     const int q_tile = static_cast<int>(row % p.q_tiles);
     const int k_tile = static_cast<int>(tile % p.k_tiles);
     if (row != loaded_row) {
-      if (thread == 0) load_router_tile(q_tile_at, &maps.q, q_tile, flat_head, q_barrier);
+      if (thread == 0)
+        load_router_tile<kRouterTile>(q_tile_at, &maps.q, q_tile, flat_head, q_barrier);
       ptx::barrier_wait(q_barrier, q_parity);
       q_parity ^= 1;
       loaded_row = row;
     }
     if (thread == 0 && tile + 1 < last) load_keys(tile + 1, (step + 1) % kScoreStages);
     ptx::barrier_wait(k_barriers + 8 * stage, (step / kScoreStages) & 1);
-    float acc[2][64];
+    float acc[2][kKeyTile / 2];
     ptx::pin_registers(acc[0]);
     ptx::pin_registers(acc[1]);
     ptx::wgmma_fence();
@@ -195,10 +210,14 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        const uint32_t step_bytes = (k >> 2) * (kRouterTileBytes / 2) + (k & 3) * 32;
-        Wgmma::multiply_kt_ss_128(
-            acc[half], ptx::operand_descriptor(q_tile_at + half * 64 * 128 + step_bytes, 16, 1024),
-            ptx::operand_descriptor(k_tiles_at + stage * kRouterTileBytes + step_bytes, 16, 1024),
+        const uint32_t step_bytes = (k & 3) * 32;
+        Wgmma::multiply_kt_ss(
+            acc[half],
+            ptx::operand_descriptor(
+                q_tile_at + (k >> 2) * kRouterTile * 128 + half * 64 * 128 + step_bytes, 16, 1024),
+            ptx::operand_descriptor(
+                k_tiles_at + stage * kKeyTileBytes + (k >> 2) * kKeyTile * 128 + step_bytes, 16,
+                1024),
             k > 0);
       }
     }
@@ -207,7 +226,7 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
     ptx::pin_registers(acc[0]);
     ptx::pin_registers(acc[1]);
     __syncthreads();  // both tiles may be refilled in the next step
-    if ((q_tile + 1) * kRouterTile >= p.q_valid || (k_tile + 1) * kRouterTile >= p.k_valid) {
+    if ((q_tile + 1) * kRouterTile >= p.q_valid || (k_tile + 1) * kKeyTile >= p.k_valid) {
       adjust_terms<kNq, kNk>(acc, p, q_tile, k_tile, warp, lane);
     }
     reduce_and_store<kNq, kNk>(acc, p, flat_head, q_tile, k_tile, warp, lane);

@@ -25,11 +25,38 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
+/// Rows longer than this keep their keys in shared memory instead of registers.
+inline constexpr int kMaxRegisterKeys = 32;
+
+template <int kPerLane, bool kInRegisters = (kPerLane <= kMaxRegisterKeys)>
+struct KeyStore {
+  uint32_t own[kPerLane];
+  __device__ __forceinline__ uint32_t& operator[](int i) { return own[i]; }
+  __device__ __forceinline__ uint32_t operator[](int i) const { return own[i]; }
+};
+
+template <int kPerLane>
+struct KeyStore<kPerLane, false> {
+  uint32_t* lane_keys;  // every 32nd word of the warp's row
+  __device__ __forceinline__ uint32_t& operator[](int i) { return lane_keys[i * 32]; }
+  __device__ __forceinline__ uint32_t operator[](int i) const { return lane_keys[i * 32]; }
+};
+
+/// Loops over a lane's keys are unrolled fully where the keys are registers.
+template <int kPerLane>
+inline constexpr int kKeyUnroll = kPerLane <= kMaxRegisterKeys ? kPerLane : 8;
+
+template <int kPerLane>
+inline constexpr size_t kSelectSharedBytes = kPerLane <= kMaxRegisterKeys
+                                                 ? 0
+                                                 : size_t{kSelectWarps} * kPerLane * 32 *
+                                                       sizeof(uint32_t);
+
 /// One row: lane holds the keys of columns i * 32 + lane. Weights (exp(score - top)) are computed
 /// from the cached scores when asked for: only a mass budget needs them more than twice.
 template <int kPerLane>
 struct RowSelector {
-  uint32_t key[kPerLane];
+  KeyStore<kPerLane> key;
   const float* scores;
   int key_blocks;
   float top;
@@ -45,20 +72,20 @@ struct RowSelector {
   }
   __device__ __forceinline__ int count_at_least(uint32_t threshold) const {
     int n = 0;
-#pragma unroll
+#pragma unroll kKeyUnroll < kPerLane>
     for (int i = 0; i < kPerLane; ++i) n += key[i] >= threshold;
     return __reduce_add_sync(~0u, n);
   }
   __device__ __forceinline__ float weight_at_least(uint32_t threshold) const {
     float w = 0;
-#pragma unroll
+#pragma unroll kKeyUnroll < kPerLane>
     for (int i = 0; i < kPerLane; ++i) w += key[i] >= threshold ? weight(i) : 0.0f;
     return warp_sum(w);
   }
   /// Bits in which the keys of the row differ at all: the search starts below their common prefix.
   __device__ __forceinline__ uint32_t common_prefix(int* first_bit) const {
     uint32_t all = ~0u, any = 0;
-#pragma unroll
+#pragma unroll kKeyUnroll < kPerLane>
     for (int i = 0; i < kPerLane; ++i) {
       if (i * 32 + lane >= key_blocks) continue;
       all &= key[i];
@@ -100,7 +127,7 @@ __device__ __forceinline__ int blocks_for_mass(const RowSelector<kPerLane>& row,
   const uint32_t t = row.threshold_for_weight(want);
   float above = 0, equal_weight = 0;
   int count = 0, equal = 0;
-#pragma unroll
+#pragma unroll kKeyUnroll < kPerLane>
   for (int i = 0; i < kPerLane; ++i) {
     const float weight = row.weight(i);
     if (row.key[i] > t) above += weight, ++count;
@@ -149,23 +176,40 @@ __global__ void __launch_bounds__(kSelectWarps * 32)
   const float* scores = p.scores + flat_row * p.score_stride;
 
   RowSelector<kPerLane> row;
+  if constexpr (kPerLane > kMaxRegisterKeys) {
+    extern __shared__ uint32_t keys[];
+    row.key.lane_keys = keys + threadIdx.x / 32 * kPerLane * 32 + lane;
+  }
   row.lane = lane;
   row.scores = scores;
   row.key_blocks = p.key_blocks;
   row.top = -INFINITY;
-#pragma unroll
+  // Loads alone, so that all of them are in flight at once.
+#pragma unroll kKeyUnroll < kPerLane>
   for (int i = 0; i < kPerLane; ++i) {
     const int column = i * 32 + lane;
+    row.key[i] = __float_as_uint(column < p.key_blocks ? __ldg(scores + column) : 0.0f);
+  }
+  if (p.scores_out != nullptr) {
+    float* to = p.scores_out + batch * p.scores_batch + head * p.scores_head +
+                plan_row * p.scores_row + lane;
+#pragma unroll kKeyUnroll < kPerLane>
+    for (int i = 0; i < kPerLane; ++i) {
+      if (i * 32 + lane < p.key_blocks) to[i * 32] = __uint_as_float(row.key[i]);
+    }
+  }
+#pragma unroll kKeyUnroll < kPerLane>
+  for (int i = 0; i < kPerLane; ++i) {
+    const bool real = i * 32 + lane < p.key_blocks;
+    const float score = __uint_as_float(row.key[i]);
+    if (real) row.top = fmaxf(row.top, score);
     // A real NaN ranks 0, like a column that does not exist; the ballots below take real ones only.
-    row.key[i] = 0;
-    if (column >= p.key_blocks) continue;
-    const float score = scores[column];
-    row.top = fmaxf(row.top, score);
-    const bool is_protected = p.protected_count > 0 && (p.protected_bits[i] >> lane & 1u);
-    row.key[i] = is_protected ? ~0u : rank_of(score);
-    if (p.scores_out != nullptr) {
-      p.scores_out[batch * p.scores_batch + head * p.scores_head + plan_row * p.scores_row +
-                   column] = score;
+    row.key[i] = real ? rank_of(score) : 0u;
+  }
+  if (p.protected_count > 0) {
+#pragma unroll kKeyUnroll < kPerLane>
+    for (int i = 0; i < kPerLane; ++i) {
+      if (p.protected_bits[i] >> lane & 1u) row.key[i] = ~0u;
     }
   }
   const bool dense = p.dense_bits[plan_row / 32] >> (plan_row % 32) & 1u;
@@ -180,7 +224,7 @@ __global__ void __launch_bounds__(kSelectWarps * 32)
   }
   float total = 0;
   if (p.mass > 0 || p.mass_out != nullptr) {
-#pragma unroll
+#pragma unroll kKeyUnroll < kPerLane>
     for (int i = 0; i < kPerLane; ++i) total += row.weight(i);
     total = warp_sum(total);
   }
@@ -193,7 +237,7 @@ __global__ void __launch_bounds__(kSelectWarps * 32)
 
   const uint32_t t = row.threshold_for_count(keep);
   int above = 0;
-#pragma unroll
+#pragma unroll kKeyUnroll < kPerLane>
   for (int i = 0; i < kPerLane; ++i) above += row.key[i] > t;
   int equal_left = keep - __reduce_add_sync(~0u, above);
   float kept_weight = 0;
@@ -204,7 +248,7 @@ __global__ void __launch_bounds__(kSelectWarps * 32)
   uint32_t* bitmap = p.bitmap == nullptr ? nullptr
                                          : p.bitmap + batch * p.bitmap_batch +
                                                head * p.bitmap_head + plan_row * p.bitmap_row;
-#pragma unroll
+#pragma unroll kKeyUnroll < kPerLane>
   for (int i = 0; i < kPerLane; ++i) {
     const uint32_t equal = __ballot_sync(~0u, row.key[i] == t && i * 32 + lane < p.key_blocks);
     const int equal_before = __popc(equal & ((1u << lane) - 1u));
