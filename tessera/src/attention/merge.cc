@@ -72,7 +72,8 @@ void merge_row(const MergeParams& p, int64_t b, int64_t s, int64_t h) {
 
 Status merge_partials(const MergeParams& params, const Execution& exec) {
   if (exec.device.kind == DeviceKind::kCuda) {
-    return unsupported("merge_partials runs on the cpu only; copy the partial results to the host");
+    return unsupported(cat("device cuda:", exec.device.index,
+                           " was asked for; merge_partials runs on the cpu, on host memory"));
   }
   TESSERA_RETURN_IF_ERROR(internal::check_device(exec));
   TESSERA_RETURN_IF_ERROR(check_merge(params));

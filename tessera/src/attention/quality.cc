@@ -44,7 +44,8 @@ Status kept_mass(const TensorView<3>& lse_sparse, const TensorView<3>& lse_dense
 Status block_mass(const Bshd& q, const Bshd& k, float softmax_scale, const TensorView<3>& lse_dense,
                   const TensorView<4>& mass, const Execution& exec) {
   if (exec.device.kind == DeviceKind::kCuda) {
-    return unsupported("block_mass runs on the cpu only; copy q and k to host memory");
+    return unsupported(cat("device cuda:", exec.device.index,
+                           " was asked for; block_mass runs on the cpu, on host memory"));
   }
   TESSERA_RETURN_IF_ERROR(internal::check_device(exec));
   if (!exec.kernel.empty() && exec.kernel != "cpu_highway" && exec.kernel != "cpu_reference") {

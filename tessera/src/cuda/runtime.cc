@@ -98,8 +98,10 @@ Status encode_tensor_map(const Bshd& t, int box_rows, const char* name, CUtensor
   cuuint64_t size[4], stride[3];
   for (int i = 0; i < 4; ++i) size[i] = static_cast<cuuint64_t>(t.size[kOrder[i]]);
   for (int i = 1; i < 4; ++i) {
-    // A dimension of size 1 is never stepped over; its stride may be anything in the caller's view.
-    const int64_t elements = t.size[kOrder[i]] == 1 ? 8 : t.stride[kOrder[i]];
+    // A dimension of size 1 is never stepped over, and its stride may be anything in the caller's
+    // view.
+    const bool stepped = t.size[kOrder[i]] > 1;
+    const int64_t elements = stepped ? t.stride[kOrder[i]] : t.size[3] * t.size[2] * t.size[1];
     stride[i - 1] = static_cast<cuuint64_t>(elements) * dtype_bytes(t.dtype);
   }
   const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};

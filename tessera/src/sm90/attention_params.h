@@ -37,10 +37,14 @@ struct ForwardParams {
   float scale_log2 = 0;            // softmax_scale * log2(e)
 };
 
-/// The document that owns `item` of a head.
+/// The document that owns `item` of a head. An unpacked call has one: everything about it is then a
+/// compile-time address in the kernel's parameters.
+template <bool kPacked>
 __host__ __device__ inline const DocumentInfo& document_of(const ForwardParams& p, int item) {
   int d = 0;
-  while (d + 1 < p.document_count && p.documents[d + 1].first_item <= item) ++d;
+  if constexpr (kPacked) {
+    while (d + 1 < p.document_count && p.documents[d + 1].first_item <= item) ++d;
+  }
   return p.documents[d];
 }
 

@@ -303,19 +303,28 @@ Status run_forward(const AttentionProblem& problem, const Execution& exec, int g
   return {};
 }
 
+/// Calls body.template operator()<Element, kPacked>() for the problem's dtype and form.
+template <class Body>
+Status with_element_and_form(const AttentionProblem& problem, Body body) {
+  const bool packed = is_packed(problem);
+  if (problem.params->q.dtype == Dtype::kF16) {
+    return packed ? body.template operator()<__half, true>()
+                  : body.template operator()<__half, false>();
+  }
+  return packed ? body.template operator()<__nv_bfloat16, true>()
+                : body.template operator()<__nv_bfloat16, false>();
+}
+
 template <bool kBalanced>
 Status run_union_kernel(const AttentionProblem& problem, const Execution& exec) {
-  const auto start = [&](const ForwardMaps& maps, const ForwardParams& p, int processors,
-                         cudaStream_t stream) {
-    const int grid = std::min(processors, p.items);
-    if (problem.params->q.dtype == Dtype::kF16) {
-      using C = UnionFwdConfig<__half, kBalanced>;
-      return launch<C>(sm90_union_fwd_kernel<C>, maps, p, grid, stream);
-    }
-    using C = UnionFwdConfig<__nv_bfloat16, kBalanced>;
-    return launch<C>(sm90_union_fwd_kernel<C>, maps, p, grid, stream);
-  };
-  return run_forward(problem, exec, UnionFwdConfig<__half, kBalanced>::kGroup, start);
+  return with_element_and_form(problem, [&]<class Element, bool kPacked>() {
+    using C = UnionFwdConfig<Element, kBalanced, kPacked>;
+    const auto start = [](const ForwardMaps& maps, const ForwardParams& p, int processors,
+                          cudaStream_t stream) {
+      return launch<C>(sm90_union_fwd_kernel<C>, maps, p, std::min(processors, p.items), stream);
+    };
+    return run_forward(problem, exec, C::kGroup, start);
+  });
 }
 
 }  // namespace
@@ -356,16 +365,14 @@ Status run_union_plain(const AttentionProblem& problem, const Execution& exec) {
 }
 
 Status run_list(const AttentionProblem& problem, const Execution& exec) {
-  const auto start = [&](const ForwardMaps& maps, const ForwardParams& p, int,
-                         cudaStream_t stream) {
-    if (problem.params->q.dtype == Dtype::kF16) {
-      using C = ListFwdConfig<__half>;
+  return with_element_and_form(problem, [&]<class Element, bool kPacked>() {
+    using C = ListFwdConfig<Element, kPacked>;
+    const auto start = [](const ForwardMaps& maps, const ForwardParams& p, int,
+                          cudaStream_t stream) {
       return launch<C>(sm90_list_fwd_kernel<C>, maps, p, p.items, stream);
-    }
-    using C = ListFwdConfig<__nv_bfloat16>;
-    return launch<C>(sm90_list_fwd_kernel<C>, maps, p, p.items, stream);
-  };
-  return run_forward(problem, exec, ListFwdConfig<__half>::kGroup, start);
+    };
+    return run_forward(problem, exec, C::kGroup, start);
+  });
 }
 
 }  // namespace tessera::sm90

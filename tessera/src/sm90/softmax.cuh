@@ -67,11 +67,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[32], float scale, RowSta
 /// happen: it makes the answer depend on all exponentials (see the caller).
 __device__ __forceinline__ bool must_rescale(const RowState& row, float factor0, float factor1) {
   const bool changed = factor0 != 1.0f || factor1 != 1.0f;
-#ifdef VAR_FORCE
-  return __any_sync(~0u, changed || row.sum0 < 0.0f || row.sum1 < 0.0f);
-#else
   return __any_sync(~0u, changed);
-#endif
 }
 
 __device__ __forceinline__ void scale_output(float (&o)[64], float factor0, float factor1) {

@@ -24,7 +24,7 @@ template <class C>
 __device__ __forceinline__ WorkItem locate_item(const ForwardParams& p, int item,
                                                 const DocumentInfo*& d) {
   const int flat_head = item / p.items_per_head, local = item % p.items_per_head;
-  d = &document_of(p, local);
+  d = &document_of<C::kPacked>(p, local);
   return {flat_head / p.heads, flat_head % p.heads, (local - d->first_item) * C::kGroup};
 }
 
@@ -47,10 +47,11 @@ __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap* map, i
 /// K and V of one key block. A ragged last block of a packed document comes from its zero-padded
 /// copy: the rows behind it belong to another document, and even a masked NaN there would poison P
 /// V.
+template <bool kPacked>
 __device__ __forceinline__ void load_keys_values(const ForwardMaps& maps, const DocumentInfo& d,
                                                  int block, int kv_head, int batch, uint32_t to,
                                                  uint32_t tile_bytes, uint32_t barrier) {
-  const bool tail = d.tail_slot >= 0 && block == d.key_blocks - 1;
+  const bool tail = kPacked && d.tail_slot >= 0 && block == d.key_blocks - 1;
   const int row = tail ? d.tail_slot * kBlock : d.key_start + block * kBlock;
   load_tile(to, tail ? &maps.tail_k : &maps.k, row, kv_head, batch, barrier);
   load_tile(to + tile_bytes, tail ? &maps.tail_v : &maps.v, row, kv_head, batch, barrier);

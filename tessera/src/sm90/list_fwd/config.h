@@ -9,9 +9,10 @@
 
 namespace tessera::sm90 {
 
-template <class Element_>
+template <class Element_, bool kPacked_>
 struct ListFwdConfig {
   using Element = Element_;
+  static constexpr bool kPacked = kPacked_;  // several documents, or rows outside them
   static constexpr int kGroup = 1;
   static constexpr int kStages =
       2;  // 80 KiB with Q: two CTAs share an SM and hide each other's waits

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(C::kThreads, 2)
     if (thread != 0) return;
     const uint32_t full = barriers + 8 + 8 * stage;
     ptx::barrier_arrive_expect(full, C::kStageBytes);
-    load_keys_values(maps, *d, block, kv_head, item.batch, stages + stage * C::kStageBytes,
-                     C::kTileBytes, full);
+    load_keys_values<C::kPacked>(maps, *d, block, kv_head, item.batch,
+                                 stages + stage * C::kStageBytes, C::kTileBytes, full);
   };
 
   BitWalker walker(bitmap_rows(p, *d, item), d->key_blocks);

@@ -12,12 +12,13 @@ namespace tessera::sm90 {
 /// kBalanced interleaves the union so that each warpgroup gets work evenly (2-3 % faster; the order
 /// in which a row adds up its blocks then depends on its neighbours' lists). Otherwise blocks come
 /// in descending order and a row has the same bits as in the simple kernel.
-template <class Element_, bool kBalanced_>
+template <class Element_, bool kBalanced_, bool kPacked_>
 struct UnionFwdConfig {
   using Element = Element_;
   static constexpr bool kBalanced = kBalanced_;
-  static constexpr int kGroup = 3;   // query blocks a CTA works on
-  static constexpr int kStages = 5;  // a sixth does not fit beside three Q tiles
+  static constexpr bool kPacked = kPacked_;  // several documents, or rows outside them
+  static constexpr int kGroup = 3;           // query blocks a CTA works on
+  static constexpr int kStages = 5;          // a sixth does not fit beside three Q tiles
   static constexpr int kThreads = 128 * (kGroup + 1);
   static constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;  // 24 spills
   static constexpr int kQInRegisters = 4;  // of 8 k-steps of q; 6 no longer fit 160 registers

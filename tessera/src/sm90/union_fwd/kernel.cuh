@@ -75,15 +75,23 @@ __device__ __forceinline__ int list_union(const ForwardParams& p, const Document
 }
 
 /// Warp-wide: orders `count` entries so that the classes (who needs a block) are spread evenly: a
-/// smooth weighted round robin, lane q counting class q. Stable inside a class.
+/// smooth weighted round robin, lane q counting class q. Stable inside a class. A ragged block
+/// stays first.
 template <class C>
 __device__ __forceinline__ void balance(typename C::Control& control, uint16_t* to, int count,
                                         int lane) {
   constexpr int kClasses = 1 << C::kGroup;
+  const uint16_t* from = control.unordered;
+  if (count > 0 && from[0] >> 15 != 0) {  // the ragged block stays first
+    if (lane == 0) to[0] = from[0];
+    ++from;
+    ++to;
+    --count;
+  }
   int size = 0;
 #pragma unroll 1
   for (int i = 0; i < count; i += 32) {
-    const int wanted = i + lane < count ? wanted_by(control.unordered[i + lane]) : 0;
+    const int wanted = i + lane < count ? wanted_by(from[i + lane]) : 0;
 #pragma unroll 1
     for (int q = 1; q < kClasses; ++q) {
       const uint32_t members = __ballot_sync(~0u, wanted == q);
@@ -100,7 +108,7 @@ __device__ __forceinline__ void balance(typename C::Control& control, uint16_t* 
   int fill = start;
 #pragma unroll 1
   for (int i = 0; i < count; i += 32) {
-    const int entry = i + lane < count ? control.unordered[i + lane] : 0;
+    const int entry = i + lane < count ? from[i + lane] : 0;
     const int wanted = wanted_by(entry);
 #pragma unroll 1
     for (int q = 1; q < kClasses; ++q) {
@@ -198,7 +206,8 @@ __device__ __forceinline__ void load_warp(const ForwardParams& p, const ForwardM
           ptx::barrier_wait(empty, stage_parity);
           if (skipped_by > 0) ptx::barrier_arrive_n(empty, skipped_by);
           ptx::barrier_arrive_expect(full, C::kStageBytes);
-          load_keys_values(maps, *d, block, kv_head, item.batch, to, C::kTileBytes, full);
+          load_keys_values<C::kPacked>(maps, *d, block, kv_head, item.batch, to, C::kTileBytes,
+                                       full);
           *announced = ++issued;
           if (++stage == C::kStages) {
             stage = 0;
@@ -217,8 +226,7 @@ struct ScheduleCursor {
   const uint16_t* entries;
   int count, group, lane;
   int window = -32;
-  uint32_t mine = 0;    // needed entries of the window
-  uint32_t ragged = 0;  // its entries with fewer than 64 keys
+  uint32_t mine = 0;  // needed entries of the window
 
   /// Index of the next needed entry, -1 at the end.
   __device__ __forceinline__ int next() {
@@ -226,15 +234,12 @@ struct ScheduleCursor {
       window += 32;
       if (window >= count) return -1;
       const int entry = window + lane < count ? entries[window + lane] : 0;
-      ragged = __ballot_sync(~0u, entry >> 15);
       mine = __ballot_sync(~0u, (entry >> (12 + group)) & 1);
     }
     const int bit = __ffs(mine) - 1;
     mine &= mine - 1;
     return window + bit;
   }
-  /// Whether an entry of the current window is a key block with fewer than 64 keys.
-  __device__ __forceinline__ bool is_ragged(int index) const { return ragged >> (index & 31) & 1u; }
 };
 
 template <class C>
@@ -319,7 +324,8 @@ struct Consumer {
       ptx::pin_registers(s);
       ptx::wgmma_fence();
       issue_scores(s, stage);
-      const bool cut = cursor.is_ragged(at);
+      // The ragged block of a document, if any, is the first entry of all: see list_union, balance.
+      const bool cut = at == 0 && entries[0] >> 15 != 0;
       ptx::wgmma_wait<0>();
       ptx::pin_registers(s);
       if (cut) mask_columns(s, d.last_block_keys, lane);
@@ -337,26 +343,13 @@ struct Consumer {
         ptx::wgmma_fence();
         issue_scores(s, stage);
         issue_output(probability, held_stage);
-        const bool cut_next = cursor.is_ragged(at);
         ptx::wgmma_wait<1>();
         ptx::pin_registers(s);
-        if (cut_next) mask_columns(s, d.last_block_keys, lane);
         softmax_step(s, p.scale_log2, row, factor0, factor1);
-#ifdef VAR_FORCE
-        if (must_rescale(row, factor0, factor1)) {
-          ptx::wgmma_wait<0>();
-          ptx::pin_registers(o);
-          scale_output(o, factor0, factor1);
-        } else {
-          ptx::wgmma_wait<0>();
-          ptx::pin_registers(o);
-        }
-#else
         ptx::wgmma_wait<0>();
         ptx::pin_registers(o);
-        rescale_output(o, row, factor0, factor1);
-#endif
         release_stage(held_stage);
+        rescale_output(o, row, factor0, factor1);
         pack_probabilities<Wgmma>(s, probability);
         held_stage = stage;
         held_at = at;
