@@ -41,8 +41,11 @@ Status kept_mass(const TensorView<3>& lse_sparse, const TensorView<3>& lse_dense
   return {};
 }
 
-Status block_mass(const Bshd& q, const Bshd& k, float softmax_scale, const TensorView<3>& lse_dense,
-                  const TensorView<4>& mass, const Execution& exec) {
+namespace {
+
+Status run_block_mass(const Bshd& q, const Bshd& k, float softmax_scale,
+                      const TensorView<3>& lse_dense, const TensorView<4>& mass,
+                      const Execution& exec) {
   if (exec.device.kind == DeviceKind::kCuda) {
     return unsupported(cat("device cuda:", exec.device.index,
                            " was asked for; block_mass runs on the cpu, on host memory"));
@@ -102,6 +105,14 @@ Status block_mass(const Bshd& q, const Bshd& k, float softmax_scale, const Tenso
         cpu::fast_block_mass(task, scratch[worker]->get());
       },
       exec.progress);
+}
+
+}  // namespace
+
+Status block_mass(const Bshd& q, const Bshd& k, float softmax_scale, const TensorView<3>& lse_dense,
+                  const TensorView<4>& mass, const Execution& exec) {
+  return internal::guarded(
+      [&] { return run_block_mass(q, k, softmax_scale, lse_dense, mass, exec); });
 }
 
 Status compare_outputs(const Bshd& a, const Bshd& b, ErrorStats* out) {

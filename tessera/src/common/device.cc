@@ -7,6 +7,9 @@
 #include "hwy/highway.h"
 #include "hwy/targets.h"
 #include "tessera/src/cpu/fast_kernels.h"
+#ifdef TESSERA_WITH_CUDA
+#include "tessera/src/cuda/runtime.h"
+#endif
 
 namespace tessera {
 
@@ -27,6 +30,53 @@ CpuInfo cpu_info() {
   }
   return info;
 }
+
+#ifdef TESSERA_WITH_CUDA
+
+bool built_with_cuda() { return true; }
+
+namespace {
+
+std::string cuda_version(int number) {  // 13000 is 13.0
+  return number <= 0 ? ""
+                     : std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
+
+}  // namespace
+
+CudaDriverInfo cuda_driver() {
+  CudaDriverInfo info;
+  int number = 0;
+  if (cudaRuntimeGetVersion(&number) == cudaSuccess) info.runtime = cuda_version(number);
+  if (cudaDriverGetVersion(&number) == cudaSuccess) info.driver = cuda_version(number);
+  cuda::DeviceFacts facts;
+  info.why_not = cuda::device_facts(0, &facts).message();
+  return info;
+}
+
+std::vector<CudaDeviceInfo> cuda_devices() {
+  std::vector<CudaDeviceInfo> list;
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    (void)cudaGetLastError();  // the text is cuda_driver's why_not
+    return list;
+  }
+  for (int index = 0; index < count; ++index) {
+    cuda::DeviceFacts facts;
+    const Status status = cuda::require_sm90(index, &facts);
+    list.push_back({index, facts.name, facts.major, facts.minor, facts.multiprocessors,
+                    facts.memory_bytes, status.ok(), status.message()});
+  }
+  return list;
+}
+
+#else
+
+bool built_with_cuda() { return false; }
+CudaDriverInfo cuda_driver() { return {}; }
+std::vector<CudaDeviceInfo> cuda_devices() { return {}; }
+
+#endif
 
 const char* version() { return TESSERA_VERSION; }
 

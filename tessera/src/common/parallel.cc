@@ -5,7 +5,6 @@
 #include <mutex>
 #include <new>
 #include <stdexcept>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -13,6 +12,9 @@
 
 namespace tessera::internal {
 namespace {
+
+// Callers keep a slot per thread: an absurd count must not become an absurd allocation.
+constexpr int kMaxThreads = 4096;
 
 Status status_of_current_exception() {
   try {
@@ -31,7 +33,7 @@ Status status_of_current_exception() {
 }  // namespace
 
 int thread_count(const Execution& exec) {
-  if (exec.threads > 0) return exec.threads;
+  if (exec.threads > 0) return std::min(exec.threads, kMaxThreads);
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
@@ -68,11 +70,11 @@ Status parallel_for(int threads, int64_t items, const std::function<void(int64_t
 
   const int workers = static_cast<int>(std::clamp<int64_t>(items, 1, std::max(1, threads)));
   std::vector<std::thread> pool;
-  pool.reserve(workers - 1);
   try {
+    pool.reserve(workers - 1);
     for (int w = 1; w < workers; ++w) pool.emplace_back(work, w);
-  } catch (const std::system_error&) {
-    // The system refused another thread: those that started, and this one, do all items.
+  } catch (const std::exception&) {
+    // No further thread, or no memory for one: those that started, and this one, do all items.
   }
   work(0);
   for (std::thread& t : pool) t.join();

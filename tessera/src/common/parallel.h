@@ -10,7 +10,7 @@
 
 namespace tessera::internal {
 
-/// exec.threads, or every hardware thread when it is 0; at least 1.
+/// exec.threads (4096 at most), or every hardware thread when it is 0; at least 1.
 int thread_count(const Execution& exec);
 
 /// Calls body(item, worker) for every item in [0, items), worker in [0, threads). Items are handed

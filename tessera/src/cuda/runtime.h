@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <array>
 #include <cstdint>
@@ -48,6 +48,25 @@ class DeviceScope {
   int previous_ = -1;
   Status status_;
 };
+
+/// Launches a kernel that may start before its predecessor in the stream has finished; the kernel
+/// itself waits (ptx::wait_for_previous_kernel) before it touches what the predecessor wrote or
+/// reads.
+template <class... Parameters, class... Arguments>
+Status launch_overlapped(void (*kernel)(Parameters...), unsigned grid, unsigned threads,
+                         size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  return check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "cudaLaunchKernelEx");
+}
 
 /// Carves aligned pieces from one buffer; with a null base it only adds up sizes.
 class Carver {

@@ -26,9 +26,9 @@ struct ForwardParams {
   int32_t document_count = 0;
   int32_t batch = 0, heads = 0, kv_ratio = 1;
   int32_t items_per_head = 0;
-  int32_t items = 0;                        // batch * heads * items_per_head
-  const uint32_t* bitmap = nullptr;         // [B, H, plan rows, words]; null: dense
-  int64_t bitmap_row = 0, bitmap_head = 0;  // strides in words; batch stride = heads * bitmap_head
+  int32_t items = 0;                 // batch * heads * items_per_head
+  const uint32_t* bitmap = nullptr;  // [B, H, plan rows, words]; null: dense
+  int64_t bitmap_batch = 0, bitmap_head = 0, bitmap_row = 0;  // strides in words
   void* out = nullptr;
   int64_t out_batch = 0, out_token = 0, out_head = 0;
   float* lse = nullptr;  // optional

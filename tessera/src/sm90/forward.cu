@@ -69,6 +69,13 @@ size_t carve(const AttentionProblem& problem, void* base, Buffers* out) {
   return carver.used();
 }
 
+/// A bitmap plan taken as it is: the kernels cut it to the real blocks, so it cannot be wrong, only
+/// odd.
+bool uses_given_bitmap(const AttentionProblem& problem, const Execution& exec) {
+  const auto& plan = problem.params->plan;
+  return plan && plan->bitmap.present() && !plan->dense_rows.present() && !exec.check_plan;
+}
+
 Status build_bitmaps(const AttentionProblem& problem, const Buffers& buffers, cudaStream_t stream) {
   const PlanView& plan = *problem.params->plan;
   BitmapParams p;
@@ -216,8 +223,8 @@ Status make_maps(const AttentionProblem& problem, const Buffers& buffers, Forwar
   return cuda::encode_tensor_map(tails(buffers.tail_v), kBlock, "v tails", &maps->tail_v);
 }
 
-ForwardParams make_params(const AttentionProblem& problem, const Buffers& buffers, Span span,
-                          int group) {
+ForwardParams make_params(const AttentionProblem& problem, const Execution& exec,
+                          const Buffers& buffers, Span span, int group) {
   const AttentionParams& params = *problem.params;
   ForwardParams p;
   int slot = 0;
@@ -242,10 +249,16 @@ ForwardParams make_params(const AttentionProblem& problem, const Buffers& buffer
   p.heads = static_cast<int32_t>(problem.heads);
   p.kv_ratio = static_cast<int32_t>(problem.heads / problem.kv_heads);
   p.items = p.batch * p.heads * p.items_per_head;
-  if (params.plan) {
+  if (uses_given_bitmap(problem, exec)) {
+    p.bitmap = static_cast<const uint32_t*>(params.plan->bitmap.data);
+    p.bitmap_batch = params.plan->bitmap.stride[0];
+    p.bitmap_head = params.plan->bitmap.stride[1];
+    p.bitmap_row = params.plan->bitmap.stride[2];
+  } else if (params.plan) {
     p.bitmap = buffers.bitmap;
     p.bitmap_row = words_of(problem);
     p.bitmap_head = p.bitmap_row * problem.layout.query_blocks;
+    p.bitmap_batch = p.bitmap_head * problem.heads;
     p.fault = &buffers.fault->code;
   }
   p.out = params.out.data;
@@ -287,7 +300,7 @@ Status run_forward(const AttentionProblem& problem, const Execution& exec, int g
   }
   Buffers buffers;
   carve(problem, exec.workspace.data, &buffers);
-  if (problem.params->plan) {
+  if (problem.params->plan && !uses_given_bitmap(problem, exec)) {
     TESSERA_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(buffers.fault, 0, sizeof(PlanFault), stream));
     TESSERA_RETURN_IF_ERROR(build_bitmaps(problem, buffers, stream));
     if (exec.check_plan) TESSERA_RETURN_IF_ERROR(read_fault(buffers, stream));
@@ -297,8 +310,8 @@ Status run_forward(const AttentionProblem& problem, const Execution& exec, int g
   ForwardMaps maps;
   TESSERA_RETURN_IF_ERROR(make_maps(problem, buffers, &maps));
   for (const Span& span : launches_of(problem)) {
-    TESSERA_RETURN_IF_ERROR(
-        start(maps, make_params(problem, buffers, span, group), facts.multiprocessors, stream));
+    TESSERA_RETURN_IF_ERROR(start(maps, make_params(problem, exec, buffers, span, group),
+                                  facts.multiprocessors, stream));
   }
   return {};
 }

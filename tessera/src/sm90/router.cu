@@ -71,6 +71,12 @@ Status check_tensors(const RouteProblem& problem) {
       }
     }
   }
+  if (problem.shape.rows() > kMaxRows) {
+    return unsupported(cat(problem.shape.rows(),
+                           " plan rows (batch * heads * query blocks); the CUDA "
+                           "router accepts at most ",
+                           kMaxRows, "; route fewer heads at a time"));
+  }
   if (problem.layout.max_key_blocks > kMaxKeyBlocks || problem.layout.query_blocks > kMaxPlanRows) {
     return unsupported(cat(
         problem.layout.max_key_blocks, " key blocks and ", problem.layout.query_blocks,
@@ -110,12 +116,9 @@ Status launch_pool(const RouteProblem& problem, const Document& d, const Buffers
   const int64_t warps = int64_t{pool.batch} * (int64_t{pool.q.heads} * pool.q.blocks +
                                                int64_t{pool.k.heads} * pool.k.blocks);
   const auto grid = static_cast<unsigned>((warps + kPoolWarps - 1) / kPoolWarps);
-  if (p.q.dtype == Dtype::kF16) {
-    router_pool_kernel<__half><<<grid, kPoolWarps * 32, 0, stream>>>(pool);
-  } else {
-    router_pool_kernel<__nv_bfloat16><<<grid, kPoolWarps * 32, 0, stream>>>(pool);
-  }
-  return cuda::check(cudaGetLastError(), "router_pool_kernel");
+  const auto kernel =
+      p.q.dtype == Dtype::kF16 ? router_pool_kernel<__half> : router_pool_kernel<__nv_bfloat16>;
+  return cuda::launch_overlapped(kernel, grid, kPoolWarps * 32, 0, stream, pool);
 }
 
 using ScoreKernel = void (*)(const ScoreMaps, const ScoreParams);
@@ -177,16 +180,15 @@ Status launch_scores(const RouteProblem& problem, const Document& d, const Buffe
       cells(buffers.k_cells, d.key_blocks, config.n_k, params.k.size[0] * params.k.size[2]),
       kKeyTile, "k cells", &maps.k));
   // As many CTAs as fit; all tiles are dealt out evenly, so that no second wave trails.
-  p.tiles = int64_t{p.q_tiles} * p.k_tiles * q_heads;
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(kScoreCtas * processors, p.tiles));
+  p.tiles = static_cast<int32_t>(int64_t{p.q_tiles} * p.k_tiles * q_heads);
+  const auto grid = static_cast<unsigned>(std::min(kScoreCtas * processors, p.tiles));
   const ScoreKernel kernel = score_kernel_for(config.n_q, config.n_k);
   TESSERA_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kScoreSharedBytes)));
-  kernel<<<grid, kScoreThreads, kScoreSharedBytes, stream>>>(maps, p);
-  return cuda::check(cudaGetLastError(), "router_score_kernel");
+  return cuda::launch_overlapped(kernel, grid, kScoreThreads, kScoreSharedBytes, stream, maps, p);
 }
 
-using SelectKernel = void (*)(const SelectParams, int64_t);
+using SelectKernel = void (*)(const SelectParams, int);
 
 struct SelectChoice {
   int per_lane;
@@ -269,9 +271,9 @@ Status launch_select(const RouteProblem& problem, size_t document, const Buffers
   TESSERA_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(choice->kernel,
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                     static_cast<int>(choice->shared_bytes)));
-  choice->kernel<<<static_cast<unsigned>((rows + kSelectWarps - 1) / kSelectWarps),
-                   kSelectWarps * 32, choice->shared_bytes, stream>>>(p, rows);
-  return cuda::check(cudaGetLastError(), "router_select_kernel");
+  return cuda::launch_overlapped(
+      choice->kernel, static_cast<unsigned>((rows + kSelectWarps - 1) / kSelectWarps),
+      kSelectWarps * 32, choice->shared_bytes, stream, p, static_cast<int>(rows));
 }
 
 /// Only where the selection does not write every row by itself.

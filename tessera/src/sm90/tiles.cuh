@@ -33,7 +33,7 @@ __device__ __forceinline__ const uint32_t* bitmap_rows(const ForwardParams& p,
                                                        const DocumentInfo& d,
                                                        const WorkItem& item) {
   if (p.bitmap == nullptr) return nullptr;
-  return p.bitmap + (int64_t{item.batch} * p.heads + item.head) * p.bitmap_head +
+  return p.bitmap + item.batch * p.bitmap_batch + item.head * p.bitmap_head +
          int64_t{d.first_plan_row + item.block} * p.bitmap_row;
 }
 

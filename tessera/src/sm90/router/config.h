@@ -13,6 +13,7 @@ inline constexpr int kRouterTile = 128;
 inline constexpr int kKeyTile = 64;
 inline constexpr int kMaxKeyBlocks = 4096;  // 262,144 keys
 inline constexpr int kMaxPlanRows = 5120;   // query blocks of a call, over all documents
+inline constexpr int kMaxRows = 1 << 22;    // batch * heads * query blocks: 32-bit counters suffice
 
 /// One side of the pooling launch. Cells go to `out` in the order the score kernel wants: a
 /// permuted row inside tiles of 128 (see permuted_row), tiles in order, heads outermost.
@@ -38,7 +39,7 @@ struct ScoreParams {
   int32_t heads = 0, kv_ratio = 1;  // query heads (per batch element)
   int32_t n_q = 0, n_k = 0;
   int32_t q_tiles = 0, k_tiles = 0;
-  int64_t tiles = 0;  // q_tiles * k_tiles * batch * heads
+  int32_t tiles = 0;  // q_tiles * k_tiles * batch * heads
   int32_t query_blocks = 0, key_blocks = 0;
   int32_t q_valid = 0, k_valid = 0;  // cells that own a token
   float q_tail_log2 = 0, k_tail_log2 = 0;

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "tessera/src/ptx/launch.cuh"
 #include "tessera/src/sm90/router/config.h"
 
 namespace tessera::sm90 {
@@ -85,14 +86,18 @@ __device__ __forceinline__ void pool_block(const PoolSide& side, bool query, int
 template <class Element>
 __global__ void __launch_bounds__(kPoolWarps * 32)
     router_pool_kernel(const __grid_constant__ PoolParams p) {
-  int64_t item = int64_t{blockIdx.x} * kPoolWarps + threadIdx.x / 32;
-  const int64_t q_items = int64_t{p.batch} * p.q.heads * p.q.blocks;
+  ptx::let_next_kernel_start();
+  // At most 56 heads x 4,096 blocks a side: 32 bits are plenty, and 64-bit divisions cost more than
+  // the sums below.
+  int item = static_cast<int>(blockIdx.x) * kPoolWarps + static_cast<int>(threadIdx.x) / 32;
+  const int q_items = p.batch * p.q.heads * p.q.blocks;
   const bool query = item < q_items;
   if (!query) item -= q_items;
   const PoolSide& side = query ? p.q : p.k;
-  if (item >= int64_t{p.batch} * side.heads * side.blocks) return;
-  const int flat_head = static_cast<int>(item / side.blocks);
-  const int block = static_cast<int>(item % side.blocks), lane = threadIdx.x & 31;
+  if (item >= p.batch * side.heads * side.blocks) return;
+  const int flat_head = item / side.blocks;
+  const int block = item - flat_head * side.blocks, lane = threadIdx.x & 31;
+  ptx::wait_for_previous_kernel();  // which may still read the cells this one overwrites
   switch (side.cells_per_block) {
     case 1: pool_block<Element, 1>(side, query, flat_head, block, lane); break;
     case 2: pool_block<Element, 2>(side, query, flat_head, block, lane); break;

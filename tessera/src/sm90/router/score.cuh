@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include "tessera/src/ptx/launch.cuh"
 #include "tessera/src/ptx/math.cuh"
 #include "tessera/src/ptx/mbarrier.cuh"
 #include "tessera/src/ptx/tma.cuh"
@@ -168,39 +169,49 @@ __global__ void __launch_bounds__(kScoreThreads, kScoreCtas)
   const uint32_t k_barriers = q_barrier + 8;
   const int thread = threadIdx.x, lane = thread & 31;
   const int warp = __shfl_sync(~0u, thread / 32, 0);
-  const int64_t first = p.tiles * blockIdx.x / gridDim.x;
-  const int64_t last = p.tiles * (blockIdx.x + 1) / gridDim.x;
-  const int kv_heads = p.heads / p.kv_ratio;
+  const int first = static_cast<int>(int64_t{p.tiles} * blockIdx.x / gridDim.x);
+  const int last = static_cast<int>(int64_t{p.tiles} * (blockIdx.x + 1) / gridDim.x);
 
-  const auto load_keys = [&](int64_t tile, int stage) {
-    const int flat_head = static_cast<int>(tile / p.k_tiles / p.q_tiles);
-    const int kv_head = flat_head / p.heads * kv_heads + flat_head % p.heads / p.kv_ratio;
-    load_router_tile<kKeyTile>(k_tiles_at + stage * kKeyTileBytes, &maps.k,
-                               static_cast<int>(tile % p.k_tiles), kv_head, k_barriers + 8 * stage);
+  // Counters instead of divisions: the loop is short enough for those to show.
+  int k_tile = first % p.k_tiles, q_tile = first / p.k_tiles % p.q_tiles;
+  int flat_head = first / p.k_tiles / p.q_tiles;
+  const auto kv_head_of = [&](int head) {
+    return head / p.heads * (p.heads / p.kv_ratio) + head % p.heads / p.kv_ratio;
+  };
+  const auto load_keys = [&](int tile, int kv_head, int stage) {
+    load_router_tile<kKeyTile>(k_tiles_at + stage * kKeyTileBytes, &maps.k, tile, kv_head,
+                               k_barriers + 8 * stage);
   };
   if (thread == 0) {
     for (int i = 0; i < 1 + kScoreStages; ++i) ptx::barrier_init(q_barrier + 8 * i, 1);
     ptx::barrier_init_fence();
-    load_keys(first, 0);
   }
+  ptx::wait_for_previous_kernel();  // the pooled cells
+  int kv_head = kv_head_of(flat_head);
+  if (thread == 0) load_keys(k_tile, kv_head, 0);
   __syncthreads();
 
   uint32_t q_parity = 0;
-  int64_t loaded_row = -1;  // (head, query tile) in shared memory
-  for (int64_t tile = first; tile < last; ++tile) {
-    const int step = static_cast<int>(tile - first), stage = step % kScoreStages;
-    const int64_t row = tile / p.k_tiles;
-    const int flat_head = static_cast<int>(row / p.q_tiles);
-    const int q_tile = static_cast<int>(row % p.q_tiles);
-    const int k_tile = static_cast<int>(tile % p.k_tiles);
-    if (row != loaded_row) {
+  bool new_row = true;  // another (head, query tile): its q tile is not in shared memory yet
+  for (int tile = first; tile < last; ++tile) {
+    const int step = tile - first, stage = step % kScoreStages;
+    if (new_row) {
       if (thread == 0)
         load_router_tile<kRouterTile>(q_tile_at, &maps.q, q_tile, flat_head, q_barrier);
       ptx::barrier_wait(q_barrier, q_parity);
       q_parity ^= 1;
-      loaded_row = row;
     }
-    if (thread == 0 && tile + 1 < last) load_keys(tile + 1, (step + 1) % kScoreStages);
+    int next_k_tile = k_tile + 1, next_q_tile = q_tile, next_head = flat_head;
+    new_row = next_k_tile == p.k_tiles;
+    if (new_row) {
+      next_k_tile = 0;
+      if (++next_q_tile == p.q_tiles) {
+        next_q_tile = 0;
+        ++next_head;
+        kv_head = kv_head_of(next_head);
+      }
+    }
+    if (thread == 0 && tile + 1 < last) load_keys(next_k_tile, kv_head, (step + 1) % kScoreStages);
     ptx::barrier_wait(k_barriers + 8 * stage, (step / kScoreStages) & 1);
     float acc[2][kKeyTile / 2];
     ptx::pin_registers(acc[0]);
@@ -230,7 +241,11 @@ __global__ void __launch_bounds__(kScoreThreads, kScoreCtas)
       adjust_terms<kNq, kNk>(acc, p, q_tile, k_tile, warp, lane);
     }
     reduce_and_store<kNq, kNk>(acc, p, flat_head, q_tile, k_tile, warp, lane);
+    k_tile = next_k_tile;
+    q_tile = next_q_tile;
+    flat_head = next_head;
   }
+  ptx::let_next_kernel_start();
 }
 
 }  // namespace tessera::sm90

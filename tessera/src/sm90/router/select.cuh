@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "tessera/src/ptx/launch.cuh"
 #include "tessera/src/sm90/router/config.h"
 
 namespace tessera::sm90 {
@@ -165,15 +166,17 @@ __device__ __forceinline__ void write_dense_row(const SelectParams& p, int64_t b
 
 template <int kPerLane>
 __global__ void __launch_bounds__(kSelectWarps * 32)
-    router_select_kernel(const __grid_constant__ SelectParams p, int64_t rows) {
-  const int64_t flat_row = int64_t{blockIdx.x} * kSelectWarps + threadIdx.x / 32;
+    router_select_kernel(const __grid_constant__ SelectParams p, int rows) {
+  ptx::let_next_kernel_start();
+  const int flat_row = static_cast<int>(blockIdx.x) * kSelectWarps + threadIdx.x / 32;
   if (flat_row >= rows) return;
   const int lane = threadIdx.x & 31;
-  const int flat_head = static_cast<int>(flat_row / p.query_blocks);
-  const int block = static_cast<int>(flat_row % p.query_blocks);
+  const int flat_head = flat_row / p.query_blocks;
+  const int block = flat_row - flat_head * p.query_blocks;
   const int64_t batch = flat_head / p.heads, head = flat_head % p.heads;
   const int64_t plan_row = p.first_row + block;
-  const float* scores = p.scores + flat_row * p.score_stride;
+  ptx::wait_for_previous_kernel();  // the scores
+  const float* scores = p.scores + int64_t{flat_row} * p.score_stride;
 
   RowSelector<kPerLane> row;
   if constexpr (kPerLane > kMaxRegisterKeys) {
