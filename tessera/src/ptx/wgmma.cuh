@@ -49,6 +49,7 @@ struct WgmmaOf;
 
 template <>
 struct WgmmaOf<__nv_bfloat16> {
+  static constexpr bool kWideRange = true;  // the exponents of fp32
   /// 64 keys, A and B in shared memory, both K-major.
   static __device__ __forceinline__ void multiply_kt_ss(float (&d)[32], uint64_t a, uint64_t b,
                                                         int accumulate) {
@@ -135,10 +136,14 @@ struct WgmmaOf<__nv_bfloat16> {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
   }
+  static __device__ __forceinline__ float2 unpack(uint32_t packed) {
+    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+  }
 };
 
 template <>
 struct WgmmaOf<__half> {
+  static constexpr bool kWideRange = false;
   /// 64 keys, A and B in shared memory, both K-major.
   static __device__ __forceinline__ void multiply_kt_ss(float (&d)[32], uint64_t a, uint64_t b,
                                                         int accumulate) {
@@ -224,6 +229,9 @@ struct WgmmaOf<__half> {
     uint32_t packed;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
+  }
+  static __device__ __forceinline__ float2 unpack(uint32_t packed) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&packed));
   }
 };
 

@@ -18,6 +18,7 @@ struct DocumentInfo {
   int32_t last_block_keys = 64;  // real keys of the last key block
   int32_t first_plan_row = 0;    // its first row in the plan
   int32_t first_item = 0;        // its first work item inside a head
+  int32_t norm_slot = 0;         // its column in key_norms
   int32_t tail_slot = -1;  // >= 0: the last key block is read from this slot of the tail copies
 };
 
@@ -33,6 +34,8 @@ struct ForwardParams {
   int64_t out_batch = 0, out_token = 0, out_head = 0;
   float* lse = nullptr;  // optional
   int64_t lse_batch = 0, lse_head = 0, lse_token = 0;
+  const float* key_norms = nullptr;  // [B, Hkv, norm_stride] largest |k|^2 of a document
+  int32_t norm_stride = 0;
   const int32_t* fault = nullptr;  // non-zero there: the plan broke a rule, write NaN
   float scale_log2 = 0;            // softmax_scale * log2(e)
 };

@@ -24,6 +24,7 @@ struct Buffers {
   uint16_t* tail_k = nullptr;  // [Hkv, slots * 64, 128]
   uint16_t* tail_v = nullptr;
   PlanFault* fault = nullptr;
+  float* key_norms = nullptr;  // [B, Hkv, documents]
 };
 
 int words_of(const AttentionProblem& problem) { return (problem.layout.max_key_blocks + 31) / 32; }
@@ -52,10 +53,16 @@ int tail_slots(const AttentionProblem& problem) {
                                         problem.layout.documents.end(), has_ragged_tail));
 }
 
+int64_t norm_count(const AttentionProblem& problem) {
+  return problem.batch * problem.kv_heads *
+         static_cast<int64_t>(std::max<size_t>(1, problem.layout.documents.size()));
+}
+
 size_t carve(const AttentionProblem& problem, void* base, Buffers* out) {
   cuda::Carver carver(base);
   Buffers buffers;
   buffers.fault = carver.take<PlanFault>(1);
+  buffers.key_norms = carver.take<float>(norm_count(problem));
   if (problem.params->plan) {
     buffers.bitmap = carver.take<uint32_t>(problem.batch * problem.heads *
                                            problem.layout.query_blocks * words_of(problem));
@@ -177,6 +184,33 @@ Status copy_tails(const AttentionProblem& problem, const Buffers& buffers, cudaS
   return {};
 }
 
+Status measure_keys(const AttentionProblem& problem, const Buffers& buffers, cudaStream_t stream) {
+  const Bshd& k = problem.params->k;
+  TESSERA_RETURN_IF_CUDA_ERROR(
+      cudaMemsetAsync(buffers.key_norms, 0, norm_count(problem) * sizeof(float), stream));
+  const auto& documents = problem.layout.documents;
+  for (size_t n = 0; n < documents.size(); ++n) {
+    KeyNormParams p;
+    p.k = static_cast<const uint16_t*>(k.data) + documents[n].key_start * k.stride[1];
+    p.batch_stride = k.stride[0];
+    p.token_stride = k.stride[1];
+    p.head_stride = k.stride[2];
+    p.kv_heads = static_cast<int32_t>(problem.kv_heads);
+    p.keys = static_cast<int32_t>(documents[n].key_length);
+    p.out = buffers.key_norms + n;
+    p.norm_stride = static_cast<int32_t>(documents.size());
+    const dim3 grid(static_cast<unsigned>(documents[n].key_blocks),
+                    static_cast<unsigned>(problem.kv_heads), static_cast<unsigned>(problem.batch));
+    if (k.dtype == Dtype::kF16) {
+      key_norm_kernel<ptx::WgmmaOf<__half>><<<grid, 128, 0, stream>>>(p);
+    } else {
+      key_norm_kernel<ptx::WgmmaOf<__nv_bfloat16>><<<grid, 128, 0, stream>>>(p);
+    }
+    TESSERA_RETURN_IF_CUDA_ERROR(cudaGetLastError());
+  }
+  return {};
+}
+
 Status clear_outside(const AttentionProblem& problem, cudaStream_t stream) {
   const AttentionParams& params = *problem.params;
   const auto& documents = problem.layout.documents;
@@ -243,6 +277,7 @@ ForwardParams make_params(const AttentionProblem& problem, const Execution& exec
     info.first_plan_row = d.first_query_block;
     info.first_item = p.items_per_head;
     info.tail_slot = own_slot;
+    info.norm_slot = static_cast<int32_t>(i);
     p.items_per_head += (d.query_blocks + group - 1) / group;
   }
   p.batch = static_cast<int32_t>(problem.batch);
@@ -271,6 +306,8 @@ ForwardParams make_params(const AttentionProblem& problem, const Execution& exec
     p.lse_head = params.lse.stride[1];
     p.lse_token = params.lse.stride[2];
   }
+  p.key_norms = buffers.key_norms;
+  p.norm_stride = static_cast<int32_t>(problem.layout.documents.size());
   p.scale_log2 = static_cast<float>(double{problem.scale} * std::numbers::log2e);
   return p;
 }
@@ -307,6 +344,7 @@ Status run_forward(const AttentionProblem& problem, const Execution& exec, int g
   }
   if (tail_slots(problem) > 0) TESSERA_RETURN_IF_ERROR(copy_tails(problem, buffers, stream));
   TESSERA_RETURN_IF_ERROR(clear_outside(problem, stream));
+  TESSERA_RETURN_IF_ERROR(measure_keys(problem, buffers, stream));
   ForwardMaps maps;
   TESSERA_RETURN_IF_ERROR(make_maps(problem, buffers, &maps));
   for (const Span& span : launches_of(problem)) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "tessera/src/ptx/wgmma.cuh"
 #include "tessera/src/sm90/attention_params.h"
 
 namespace tessera::sm90 {
@@ -93,6 +94,57 @@ __global__ void __launch_bounds__(kBitmapWarps * 32)
   __syncwarp();
   uint32_t* to = p.out + ((int64_t{batch} * p.heads + head) * p.rows + row) * p.words;
   for (int w = lane; w < p.words; w += 32) to[w] = bits[w];
+}
+
+struct KeyNormParams {
+  const void* k = nullptr;  // first key of the document
+  int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
+  int32_t kv_heads = 0;
+  int32_t keys = 0;
+  float* out = nullptr;  // this document's column of [B, Hkv, norm_stride], zero before the launch
+  int32_t norm_stride = 0;
+};
+
+/// Largest |k|^2 per head of a document. Grid (blocks of 64 keys, kv heads, batch), 128 threads: 16
+/// lanes a row, eight rows at a time. Non-negative floats order like their bits, and a NaN above
+/// all of them.
+template <class Wgmma>
+__global__ void __launch_bounds__(128) key_norm_kernel(const __grid_constant__ KeyNormParams p) {
+  const int head = blockIdx.y, batch = blockIdx.z;
+  const int column = threadIdx.x % 16 * 8;
+  const uint16_t* base =
+      static_cast<const uint16_t*>(p.k) + batch * p.batch_stride + head * p.head_stride + column;
+  uint4 loaded[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int64_t key = int64_t{blockIdx.x} * 64 + i * 8 + threadIdx.x / 16;
+    loaded[i] = key < p.keys ? __ldg(reinterpret_cast<const uint4*>(base + key * p.token_stride))
+                             : uint4{0, 0, 0, 0};
+  }
+  uint32_t top = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t words[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 pair = Wgmma::unpack(words[w]);
+      sum = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, sum));
+    }
+#pragma unroll
+    for (int step = 8; step > 0; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
+    top = max(top, __float_as_uint(fabsf(sum)));  // a NaN may carry a sign
+  }
+  top = __reduce_max_sync(~0u, top);
+  __shared__ uint32_t tops[4];
+  if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    top = max(max(tops[0], tops[1]), max(tops[2], tops[3]));
+    atomicMax(reinterpret_cast<unsigned int*>(p.out +
+                                              (int64_t{batch} * p.kv_heads + head) * p.norm_stride),
+              top);
+  }
 }
 
 struct TailCopyParams {

@@ -8,12 +8,22 @@
 #include <cstdint>
 
 #include "tessera/src/ptx/math.cuh"
+#include "tessera/src/sm90/attention_params.h"
 
 namespace tessera::sm90 {
 
 /// Row values may grow by 2^8 before the accumulators are rescaled: rescaling is rare, fp32 sums
 /// and fp16 probabilities stay in range.
 inline constexpr float kRescaleThreshold = 8.0f;
+
+// Bounded rows. By Cauchy-Schwarz no score of a row exceeds |q| * max |k| * scale. Where that bound
+// is small, it takes the place of the running maximum: no maxima, no shuffles, no rescaling.
+// Weights become 2^(score - bound + kShift): at most 2^60 at the top; and at the bottom, as no
+// score lies further than twice the bound below it, at least 2^(60 - 2 * 75) = 2^-90, so 24 bits of
+// relative precision are left before fp32 underflows at 2^-126. Needs the exponent range of bf16
+// for the weights.
+inline constexpr float kShift = 60.0f;
+inline constexpr float kLargestBound = 75.0f;  // log2 units
 
 struct RowState {
   float max0 = -INFINITY, max1 = -INFINITY;  // log2 units, already scaled
@@ -61,6 +71,79 @@ __device__ __forceinline__ void softmax_step(float (&s)[32], float scale, RowSta
   }
   row.sum0 = row.sum0 * rescale0 + sum0;
   row.sum1 = row.sum1 * rescale1 + sum1;
+}
+
+/// Sum of squares of this thread's two rows of a swizzled 64 x 128 tile of q.
+template <class Wgmma>
+__device__ __forceinline__ float2 squared_norms(uint32_t q_tile, int thread) {
+  const int lane = thread & 31, tile_row = (thread >> 5) * 16 + (lane & 15);
+  float2 sum{0, 0};
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    const int column = k * 16 + ((lane >> 4) << 3);
+    uint32_t part[4];
+    ptx::load_matrix_x4(part, q_tile + (column >> 6) * kBlock * 128 + tile_row * 128 +
+                                  ((((column & 63) >> 3) ^ (tile_row & 7)) << 4));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // parts 0 and 2: row lane / 4; 1 and 3: eight rows further
+      const float2 pair = Wgmma::unpack(part[i]);
+      float& to = i % 2 == 0 ? sum.x : sum.y;
+      to = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, to));
+    }
+  }
+  sum.x += __shfl_xor_sync(~0u, sum.x, 1);
+  sum.x += __shfl_xor_sync(~0u, sum.x, 2);
+  sum.y += __shfl_xor_sync(~0u, sum.y, 1);
+  sum.y += __shfl_xor_sync(~0u, sum.y, 2);
+  return sum;
+}
+
+/// True in all 128 threads of the warpgroup if it is true in each. `barrier` is a named barrier of
+/// its own.
+__device__ __forceinline__ bool all_of_warpgroup(bool mine, int barrier) {
+  uint32_t all;
+  asm volatile(
+      "{\n.reg .pred mine, all;\n"
+      "setp.ne.u32 mine, %1, 0;\n"
+      "barrier.cta.red.and.pred all, %2, 128, mine;\n"
+      "selp.u32 %0, 1, 0, all;\n}"
+      : "=r"(all)
+      : "r"(static_cast<uint32_t>(mine)), "r"(barrier)
+      : "memory");
+  return __shfl_sync(~0u, all, 0) != 0;
+}
+
+/// Decides for a query block and sets the bounds. `key_norm`: largest |k|^2. NaN and infinity in q
+/// or k fail the comparison and take the general path.
+template <class Wgmma>
+__device__ __forceinline__ bool start_bounded(RowState& row, uint32_t q_tile, int thread,
+                                              int barrier, float key_norm, float scale) {
+  if constexpr (!Wgmma::kWideRange) return false;
+  const float2 q_norm = squared_norms<Wgmma>(q_tile, thread);
+  // One part in a thousand covers the rounding of the norms and of the scores.
+  const float bound0 = sqrtf(q_norm.x * key_norm) * scale * 1.001f;
+  const float bound1 = sqrtf(q_norm.y * key_norm) * scale * 1.001f;
+  const bool small = bound0 <= kLargestBound && bound1 <= kLargestBound;
+  if (!all_of_warpgroup(small, barrier)) return false;
+  row.max0 = bound0 - kShift;
+  row.max1 = bound1 - kShift;
+  return true;
+}
+
+/// As softmax_step, with the fixed bound in row.max0 and row.max1.
+__device__ __forceinline__ void softmax_step_bounded(float (&s)[32], float scale, RowState& row) {
+  float sum0 = 0, sum1 = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    s[4 * i] = ptx::exp2_approx(fmaf(s[4 * i], scale, -row.max0));
+    s[4 * i + 1] = ptx::exp2_approx(fmaf(s[4 * i + 1], scale, -row.max0));
+    s[4 * i + 2] = ptx::exp2_approx(fmaf(s[4 * i + 2], scale, -row.max1));
+    s[4 * i + 3] = ptx::exp2_approx(fmaf(s[4 * i + 3], scale, -row.max1));
+    sum0 += s[4 * i] + s[4 * i + 1];
+    sum1 += s[4 * i + 2] + s[4 * i + 3];
+  }
+  row.sum0 += sum0;
+  row.sum1 += sum1;
 }
 
 /// Whether any row of the warp has a new maximum. Also true for a negative sum, which cannot

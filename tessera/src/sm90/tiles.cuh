@@ -37,6 +37,15 @@ __device__ __forceinline__ const uint32_t* bitmap_rows(const ForwardParams& p,
          int64_t{d.first_plan_row + item.block} * p.bitmap_row;
 }
 
+/// Largest |k|^2 among the keys of an item's head and document.
+__device__ __forceinline__ float key_norm_of(const ForwardParams& p, const DocumentInfo& d,
+                                             const WorkItem& item) {
+  const int kv_heads = p.heads / p.kv_ratio;
+  return __ldg(p.key_norms +
+               (int64_t{item.batch} * kv_heads + item.head / p.kv_ratio) * p.norm_stride +
+               d.norm_slot);
+}
+
 /// One 64 x 128 tile as two swizzled halves of 64 columns.
 __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap* map, int row, int head,
                                           int batch, uint32_t barrier) {

@@ -78,6 +78,8 @@ __global__ void __launch_bounds__(C::kThreads, 2)
   int block = __shfl_sync(~0u, walker.next(), 0);
   if (block >= 0) load(block, 0);
   ptx::barrier_wait(barriers, 0);
+  const bool bounded =
+      start_bounded<Wgmma>(row, q_tile, thread, 1, key_norm_of(p, *d, item), p.scale_log2);
   for (int step = 0; block >= 0; ++step) {
     const int stage = step % C::kStages;
     const int following = __shfl_sync(~0u, walker.next(), 0);
@@ -101,9 +103,13 @@ __global__ void __launch_bounds__(C::kThreads, 2)
     if (block == d->key_blocks - 1 && d->last_block_keys < kBlock) {
       mask_columns(s, d->last_block_keys, lane);
     }
-    float factor0, factor1;
-    softmax_step(s, p.scale_log2, row, factor0, factor1);
-    if (step > 0) rescale_output(o, row, factor0, factor1);
+    if (bounded) {
+      softmax_step_bounded(s, p.scale_log2, row);
+    } else {
+      float factor0, factor1;
+      softmax_step(s, p.scale_log2, row, factor0, factor1);
+      if (step > 0) rescale_output(o, row, factor0, factor1);
+    }
     pack_probabilities<Wgmma>(s, probability);
 
     ptx::pin_registers(o);

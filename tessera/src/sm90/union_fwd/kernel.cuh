@@ -310,6 +310,18 @@ struct Consumer {
     if (thread == 0) ptx::barrier_arrive(ptx::shared_address(&control.stage_empty[stage]));
   }
 
+  /// Scores of the tile in s become probabilities; kBounded: see softmax.cuh. Returns whether o
+  /// must be rescaled by the factors.
+  template <bool kBounded>
+  __device__ __forceinline__ void softmax(float (&s)[32], float& factor0, float& factor1) {
+    if constexpr (kBounded) {
+      softmax_step_bounded(s, p.scale_log2, row);
+    } else {
+      softmax_step(s, p.scale_log2, row, factor0, factor1);
+    }
+  }
+
+  template <bool kBounded>
   __device__ __forceinline__ void run_chunk(const uint16_t* entries, int count, int first_use,
                                             const DocumentInfo& d) {
     const int lane = thread & 31;
@@ -329,8 +341,8 @@ struct Consumer {
       ptx::wgmma_wait<0>();
       ptx::pin_registers(s);
       if (cut) mask_columns(s, d.last_block_keys, lane);
-      softmax_step(s, p.scale_log2, row, factor0, factor1);
-      if (!first) rescale_output(o, row, factor0, factor1);
+      softmax<kBounded>(s, factor0, factor1);
+      if (!kBounded && !first) rescale_output(o, row, factor0, factor1);
       pack_probabilities<Wgmma>(s, probability);
       int held_stage = stage, held_at = at;
       at = cursor.next();
@@ -345,11 +357,11 @@ struct Consumer {
         issue_output(probability, held_stage);
         ptx::wgmma_wait<1>();
         ptx::pin_registers(s);
-        softmax_step(s, p.scale_log2, row, factor0, factor1);
+        softmax<kBounded>(s, factor0, factor1);
         ptx::wgmma_wait<0>();
         ptx::pin_registers(o);
         release_stage(held_stage);
-        rescale_output(o, row, factor0, factor1);
+        if constexpr (!kBounded) rescale_output(o, row, factor0, factor1);
         pack_probabilities<Wgmma>(s, probability);
         held_stage = stage;
         held_at = at;
@@ -376,6 +388,8 @@ struct Consumer {
       load_q_registers();
       row = RowState{};
       first = true;
+      const bool bounded = start_bounded<Wgmma>(row, q_tile, thread, group + 1,
+                                                key_norm_of(p, *d, item), p.scale_log2);
 #pragma unroll
       for (int i = 0; i < 64; ++i) o[i] = 0;
 #pragma unroll 1
@@ -383,7 +397,11 @@ struct Consumer {
         const uint32_t slot = turn & 1;
         ptx::barrier_wait(ptx::shared_address(&control.schedule_full[slot]), turn >> 1 & 1);
         const int count = __shfl_sync(~0u, control.schedule_count[slot], 0);
-        run_chunk(control.schedule[slot], count, first_use, *d);
+        if (bounded) {
+          run_chunk<true>(control.schedule[slot], count, first_use, *d);
+        } else {
+          run_chunk<false>(control.schedule[slot], count, first_use, *d);
+        }
         first_use += count;
         // Every warp reads the schedule by itself, so every warp says when it is done.
         __syncwarp();
