@@ -135,6 +135,86 @@ Status run_sparse(const TbTensor* q, const TbTensor* k, const TbTensor* v, const
   return {};
 }
 
+Status to_exec(const TbCudaCall* call, tessera::Execution* exec) {
+  if (call == nullptr) return tessera::invalid_argument("the call settings are null");
+  exec->device = {tessera::DeviceKind::kCuda, call->device};
+  exec->stream = call->stream;
+  exec->workspace = {call->workspace, call->workspace_bytes};
+  exec->kernel = call->kernel == nullptr ? "" : call->kernel;
+  exec->check_plan = call->check_plan != 0;
+  return {};
+}
+
+int64_t blocks_of(int64_t tokens) {
+  return (tokens + tessera::kBlockTokens - 1) / tessera::kBlockTokens;
+}
+
+/// Absent pointers give absent views.
+tessera::PlanView device_plan(const TbCudaPlan& plan, const Bshd& q, const Bshd& k) {
+  const int64_t batch = q.size[0], heads = q.size[2], rows = blocks_of(q.size[1]);
+  const int64_t words = (blocks_of(k.size[1]) + 31) / 32;
+  tessera::PlanView view;
+  if (plan.index != nullptr) {
+    view.index =
+        tessera::contiguous_view<4>(plan.index, {batch, heads, rows, plan.width}, Dtype::kI32);
+  }
+  if (plan.count != nullptr) {
+    view.count = tessera::contiguous_view<3>(plan.count, {batch, heads, rows}, Dtype::kI32);
+  }
+  if (plan.bitmap != nullptr) {
+    view.bitmap =
+        tessera::contiguous_view<4>(plan.bitmap, {batch, heads, rows, words}, Dtype::kU32);
+  }
+  return view;
+}
+
+Status to_cuda_attend(const TbTensor* q, const TbTensor* k, const TbTensor* v, const TbTensor* out,
+                      float* lse, const TbCudaPlan* plan, const TbCudaCall* call,
+                      tessera::AttentionParams* params, tessera::Execution* exec) {
+  TESSERA_RETURN_IF_ERROR(to_exec(call, exec));
+  TESSERA_RETURN_IF_ERROR(to_params(q, k, v, out, params));
+  if (lse != nullptr) {
+    params->lse = tessera::contiguous_view<3>(
+        lse, {params->q.size[0], params->q.size[2], params->q.size[1]}, Dtype::kF32);
+  }
+  if (plan != nullptr) params->plan = device_plan(*plan, params->q, params->k);
+  return {};
+}
+
+Status to_cuda_route(const TbTensor* q, const TbTensor* k, const TbRouteConfig* config,
+                     const TbCudaCall* call, tessera::RouteParams* params,
+                     tessera::Execution* exec) {
+  TESSERA_RETURN_IF_ERROR(to_exec(call, exec));
+  exec->kernel.clear();  // it names attention kernels
+  Bshd q_view, k_view;
+  TESSERA_RETURN_IF_ERROR(to_view(q, "q", &q_view));
+  TESSERA_RETURN_IF_ERROR(to_view(k, "k", &k_view));
+  return to_request(q_view, k_view, config, params);
+}
+
+Status run_cuda_attend(const TbTensor* q, const TbTensor* k, const TbTensor* v, const TbTensor* out,
+                       float* lse, const TbCudaPlan* plan, const TbCudaCall* call) {
+  tessera::AttentionParams params;
+  tessera::Execution exec;
+  TESSERA_RETURN_IF_ERROR(to_cuda_attend(q, k, v, out, lse, plan, call, &params, &exec));
+  return tessera::attend(params, exec);
+}
+
+Status run_cuda_route(const TbTensor* q, const TbTensor* k, const TbRouteConfig* config,
+                      const TbCudaPlan* plan, uint8_t* dense_rows, const TbCudaCall* call) {
+  tessera::RouteParams params;
+  tessera::Execution exec;
+  TESSERA_RETURN_IF_ERROR(to_cuda_route(q, k, config, call, &params, &exec));
+  if (plan == nullptr || dense_rows == nullptr) {
+    return tessera::invalid_argument("plan and dense_rows are needed to hold the result");
+  }
+  tessera::RouteOutputs outputs;
+  outputs.plan = device_plan(*plan, params.q, params.k);
+  outputs.plan.dense_rows = tessera::contiguous_view<2>(
+      dense_rows, {params.q.size[0], blocks_of(params.q.size[1])}, Dtype::kU8);
+  return tessera::route(params, exec, outputs);
+}
+
 }  // namespace
 
 int tb_attend_dense(const TbTensor* q, const TbTensor* k, const TbTensor* v, const TbTensor* out,
@@ -156,4 +236,34 @@ int tb_route_and_attend(const TbTensor* q, const TbTensor* k, const TbTensor* v,
 int tb_describe(TbMessage* message) {
   copy_text(std::string(tessera::version()) + " " + tessera::cpu_info().vector_target, message);
   return 0;
+}
+
+int tb_cuda_attend(const TbTensor* q, const TbTensor* k, const TbTensor* v, const TbTensor* out,
+                   float* lse, const TbCudaPlan* plan, const TbCudaCall* call, TbMessage* message) {
+  return finish(run_cuda_attend(q, k, v, out, lse, plan, call), message);
+}
+
+int tb_cuda_attend_workspace(const TbTensor* q, const TbTensor* k, const TbTensor* v,
+                             const TbTensor* out, float* lse, const TbCudaPlan* plan,
+                             const TbCudaCall* call, size_t* bytes, TbMessage* message) {
+  tessera::AttentionParams params;
+  tessera::Execution exec;
+  Status status = to_cuda_attend(q, k, v, out, lse, plan, call, &params, &exec);
+  if (status.ok()) status = tessera::attention_workspace(params, exec, bytes);
+  return finish(status, message);
+}
+
+int tb_cuda_route(const TbTensor* q, const TbTensor* k, const TbRouteConfig* config,
+                  const TbCudaPlan* plan, uint8_t* dense_rows, const TbCudaCall* call,
+                  TbMessage* message) {
+  return finish(run_cuda_route(q, k, config, plan, dense_rows, call), message);
+}
+
+int tb_cuda_route_workspace(const TbTensor* q, const TbTensor* k, const TbRouteConfig* config,
+                            const TbCudaCall* call, size_t* bytes, TbMessage* message) {
+  tessera::RouteParams params;
+  tessera::Execution exec;
+  Status status = to_cuda_route(q, k, config, call, &params, &exec);
+  if (status.ok()) status = tessera::route_workspace(params, exec, bytes);
+  return finish(status, message);
 }

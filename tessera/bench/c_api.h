@@ -1,6 +1,6 @@
 // Plain C face of the library for benchmarks that pair it with another engine in one process
-// (tools/bench_vs_torch.py loads it through ctypes). Not installed and not stable: programs use the
-// C++ interface.
+// (tools/bench_vs_torch.py and tools/bench_vs_peers.py load it through ctypes). Not installed and
+// not stable: programs use the C++ interface.
 #pragma once
 
 #include <cstddef>
@@ -54,5 +54,46 @@ int tb_route_and_attend(const TbTensor* q, const TbTensor* k, const TbTensor* v,
 
 /// Version of the library and name of the vector instruction set it runs on, "0.1.0 AVX2".
 int tb_describe(TbMessage* message);
+
+// CUDA: the same calls on device pointers, enqueued on the caller's stream. In a build without CUDA
+// they exist and answer with the code of kUnsupported.
+
+/// Device lists i32 [B, H, Gq, width] with counts i32 [B, H, Gq], or bitmaps u32 [B, H, Gq,
+/// ceil(Gk / 32)]; all contiguous. As an input exactly one form is given; tb_cuda_route fills index
+/// and count, and the bitmap where it is not null.
+struct TbCudaPlan {
+  int32_t* index;
+  int32_t* count;
+  uint32_t* bitmap;
+  int32_t width;  // slots of a row of `index`; 0 with bitmaps alone
+};
+
+struct TbCudaCall {
+  int32_t device;   // CUDA ordinal
+  void* stream;     // cudaStream_t
+  void* workspace;  // device scratch of the size that the _workspace function gives; 256-byte
+                    // aligned
+  size_t workspace_bytes;
+  const char* kernel;  // null or "": the dispatch table's choice
+  int32_t check_plan;  // non-zero: check list values, which waits for the stream
+};
+
+/// `lse` (device f32 [B, H, Sq]) and `plan` may be null; without a plan the call is dense.
+int tb_cuda_attend(const TbTensor* q, const TbTensor* k, const TbTensor* v, const TbTensor* out,
+                   float* lse, const TbCudaPlan* plan, const TbCudaCall* call, TbMessage* message);
+
+/// Scratch of such a call; `call`'s stream and workspace do not matter.
+int tb_cuda_attend_workspace(const TbTensor* q, const TbTensor* k, const TbTensor* v,
+                             const TbTensor* out, float* lse, const TbCudaPlan* plan,
+                             const TbCudaCall* call, size_t* bytes, TbMessage* message);
+
+/// Routes with config->keep blocks per row. `plan->width` must be config->keep, at most the number
+/// of key blocks; `dense_rows` is device scratch u8 [B, Gq], which the router sets to 0.
+int tb_cuda_route(const TbTensor* q, const TbTensor* k, const TbRouteConfig* config,
+                  const TbCudaPlan* plan, uint8_t* dense_rows, const TbCudaCall* call,
+                  TbMessage* message);
+
+int tb_cuda_route_workspace(const TbTensor* q, const TbTensor* k, const TbRouteConfig* config,
+                            const TbCudaCall* call, size_t* bytes, TbMessage* message);
 
 }  // extern "C"

@@ -79,6 +79,20 @@ TEST_F(BenchFace, UnknownDtype_IsRefusedWithItsCode) {
   EXPECT_NE(std::string(text.data()).find("dtype code 9"), std::string::npos) << text.data();
 }
 
+// Runs everywhere: the pointers are host memory, so no call may get as far as a device.
+TEST_F(BenchFace, CudaCalls_RefuseF32AndMissingParts) {
+  TbTensor tq = view(q), tk = view(k), tv = view(v), to = view(out);
+  const TbCudaCall call{0, nullptr, nullptr, 0, "", 1};
+  EXPECT_EQ(tb_cuda_attend(&tq, &tk, &tv, &to, nullptr, nullptr, &call, &message), 2)
+      << text.data();
+  EXPECT_EQ(tb_cuda_attend(&tq, &tk, &tv, &to, nullptr, nullptr, nullptr, &message), 1);
+  EXPECT_STREQ(text.data(), "the call settings are null");
+  const TbRouteConfig config{2, 4, 4};
+  EXPECT_EQ(tb_cuda_route(&tq, &tk, &config, nullptr, nullptr, &call, &message), 1);
+  EXPECT_NE(std::string(text.data()).find("dense_rows"), std::string::npos) << text.data();
+  for (float value : out) ASSERT_EQ(value, -1.0f);
+}
+
 TEST_F(BenchFace, LongMessage_IsCutAndTerminated) {
   std::array<char, 8> small{};
   small.fill('x');

@@ -6,11 +6,11 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/cli/common/attention_choice.h"
+#include "tessera/cli/common/engine.h"
 #include "tessera/cli/common/output.h"
 #include "tessera/cli/common/plan_file.h"
 #include "tessera/cli/common/plan_summary.h"
 #include "tessera/cli/common/progress.h"
-#include "tessera/cli/common/timing.h"
 #include "tessera/device.h"
 
 namespace tessera::cli {
@@ -25,6 +25,7 @@ struct Options {
 
 struct Result {
   std::string mode;  // "dense", "plan" or "routed"
+  std::string device;
   std::string kernel;
   RoutingSummary summary;
   double route_s = 0, attend_s = 0;
@@ -37,6 +38,7 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
     json["input"] = options.input.path;
     json["output"] = options.output;
     json["mode"] = result.mode;
+    json["device"] = result.device;
     json["kernel"] = result.kernel;
     if (result.mode == "routed") json["settings"] = routing_json(routing);
     if (result.mode != "dense") json["plan"] = summary_json(result.summary);
@@ -45,7 +47,7 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
     return print_json(json);
   }
   std::string text = fmt::format("output     {}\n", options.output);
-  text += fmt::format("kernel     {} ({})\n", result.kernel, result.mode);
+  text += fmt::format("kernel     {} ({}) on {}\n", result.kernel, result.mode, result.device);
   if (result.mode == "routed") {
     text += fmt::format("kept       {}\n", kept_line(result.summary, routing.config.budget));
   }
@@ -54,8 +56,8 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
     text += fmt::format("documents  {} routed, {} dense\n", result.summary.sparse_documents,
                         result.summary.dense_documents);
   }
-  if (result.mode == "routed") text += fmt::format("route      {:.3f} s\n", result.route_s);
-  text += fmt::format("attend     {:.3f} s\n", result.attend_s);
+  if (result.mode == "routed") text += fmt::format("route      {}\n", time_text(result.route_s));
+  text += fmt::format("attend     {}\n", time_text(result.attend_s));
   return print_text(text);
 }
 
@@ -73,9 +75,11 @@ Status write_result(const Options& options, const Input& input, const std::byte*
 
 Status run_attend(const Options& options, const GlobalOptions& global) {
   const ChoiceOptions& choice = options.choice;
+  Device device;
   Routing routing;
-  TESSERA_RETURN_IF_ERROR(check_choice(choice, &routing));
+  TESSERA_RETURN_IF_ERROR(check_choice(choice, &device, &routing));
   Result result;
+  result.device = device_name(device);
   result.mode = choice.dense ? "dense" : !choice.plan_path.empty() ? "plan" : "routed";
   if (result.mode == "routed" && !routing_requested(choice.routing)) {
     return invalid_argument(
@@ -85,6 +89,7 @@ Status run_attend(const Options& options, const GlobalOptions& global) {
   TESSERA_RETURN_IF_ERROR(check_output_path(options.output, options.input.path));
   Input input;
   TESSERA_RETURN_IF_ERROR(load_input(options.input, true, &input));
+  TESSERA_RETURN_IF_ERROR(with_context(input.path, check_device_tensor(device, input.q)));
   Plan plan;
   if (result.mode == "routed") {
     TESSERA_RETURN_IF_ERROR(resolve_routing(choice.routing, input, &routing));
@@ -97,14 +102,13 @@ Status run_attend(const Options& options, const GlobalOptions& global) {
   TESSERA_RETURN_IF_ERROR(allocate_elements(input.q.elements(), input.q.dtype, &out));
   std::vector<float> lse(options.lse ? input.q.elements() / input.q.size[3] : 0);
 
-  Execution exec = make_execution(global);
+  Engine engine(device, global);
+  TESSERA_RETURN_IF_ERROR(engine.open(input));
   if (result.mode == "routed") {
     ProgressBar bar("route");
-    exec.progress = bar.hook();
-    const Stopwatch watch;
-    TESSERA_RETURN_IF_ERROR(
-        with_context(options.input.path, route(routing.params(input, options.input), exec, &plan)));
-    result.route_s = watch.seconds();
+    TESSERA_RETURN_IF_ERROR(with_context(
+        options.input.path,
+        engine.route(routing.params(input, options.input), bar.hook(), &plan, &result.route_s)));
   }
   if (result.mode != "dense") result.summary = summarize_plan(plan, input.layout);
   report_accepted(routing, result.summary);
@@ -112,13 +116,10 @@ Status run_attend(const Options& options, const GlobalOptions& global) {
   const AttentionParams params =
       attention_params(input, options.input, out.get(), options.lse ? lse.data() : nullptr,
                        result.mode == "dense" ? nullptr : &plan);
-  exec.kernel = choice.kernel;
-  result.kernel = explain(params, exec).kernel;
+  result.kernel = engine.explain(params, choice.kernel).kernel;
   ProgressBar bar("attend");
-  exec.progress = bar.hook();
-  const Stopwatch watch;
-  TESSERA_RETURN_IF_ERROR(with_context(options.input.path, attend(params, exec)));
-  result.attend_s = watch.seconds();
+  TESSERA_RETURN_IF_ERROR(with_context(
+      options.input.path, engine.attend(params, choice.kernel, bar.hook(), &result.attend_s)));
   bar.finish();
   TESSERA_RETURN_IF_ERROR(write_result(options, input, out.get(), lse, result));
   return print_result(options, global, routing, result);

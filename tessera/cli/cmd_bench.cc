@@ -8,6 +8,8 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/cli/common/bench_case.h"
+#include "tessera/cli/common/cuda_bench.h"
+#include "tessera/cli/common/device_option.h"
 #include "tessera/cli/common/output.h"
 #include "tessera/cli/common/progress.h"
 #include "tessera/device.h"
@@ -20,11 +22,17 @@ constexpr const char* kSubjects[] = {"dense", "sparse_random", "sparse_shared", 
 
 struct Options {
   std::string filter;
-  std::string kernel;
-  std::vector<std::string> shapes = {"4096,4", "8192,4"};
-  std::vector<std::string> dtypes = {"f32", "bf16"};
-  double density = 0.25;
-  int repeat = 5;
+  std::string device = "cpu";
+  std::vector<std::string> kernels;
+  std::vector<std::string> shapes;     // empty: the defaults of the device
+  std::vector<std::string> dtypes;     // empty: the defaults of the device
+  std::vector<double> densities;       // empty: the default of the device
+  std::string lists = "index";         // CUDA
+  std::optional<int> repeat, warm_up;  // warm_up: CUDA
+
+  // Of the CPU.
+  double density() const { return densities.empty() ? 0.25 : densities.front(); }
+  int repeats() const { return repeat.value_or(5); }
 };
 
 struct Case {
@@ -52,6 +60,20 @@ Status parse_shape(const std::string& text, BenchShape* out) {
       fmt::format("--shape {}: accepted: TOKENS,HEADS, both at least 1, for example 4096,4", text));
 }
 
+// Every shape with every element type.
+Status parse_shapes(const Options& options, const std::vector<std::string>& default_shapes,
+                    const std::vector<std::string>& default_dtypes, std::vector<BenchShape>* out) {
+  for (const std::string& text : options.shapes.empty() ? default_shapes : options.shapes) {
+    BenchShape shape;
+    TESSERA_RETURN_IF_ERROR(parse_shape(text, &shape));
+    for (const std::string& dtype : options.dtypes.empty() ? default_dtypes : options.dtypes) {
+      shape.dtype = dtype == "f32" ? Dtype::kF32 : dtype == "f16" ? Dtype::kF16 : Dtype::kBf16;
+      out->push_back(shape);
+    }
+  }
+  return {};
+}
+
 Status plan_cases(const Options& options, std::vector<Case>* out) {
   std::optional<std::regex> filter;
   try {
@@ -60,18 +82,16 @@ Status plan_cases(const Options& options, std::vector<Case>* out) {
     return invalid_argument(
         fmt::format("--filter {}: no regular expression: {}", options.filter, error.what()));
   }
-  for (const std::string& text : options.shapes) {
-    BenchShape shape;
-    TESSERA_RETURN_IF_ERROR(parse_shape(text, &shape));
-    for (const std::string& dtype : options.dtypes) {
-      shape.dtype = dtype == "f32" ? Dtype::kF32 : dtype == "f16" ? Dtype::kF16 : Dtype::kBf16;
-      for (const char* subject : kSubjects) {
-        Case one;
-        one.subject = subject;
-        one.shape = shape;
-        one.name = fmt::format("{}/S:{}/H:{}/D:128/{}", subject, shape.tokens, shape.heads, dtype);
-        if (std::regex_search(one.name, *filter)) out->push_back(one);
-      }
+  std::vector<BenchShape> shapes;
+  TESSERA_RETURN_IF_ERROR(parse_shapes(options, {"4096,4", "8192,4"}, {"f32", "bf16"}, &shapes));
+  for (const BenchShape& shape : shapes) {
+    for (const char* subject : kSubjects) {
+      Case one;
+      one.subject = subject;
+      one.shape = shape;
+      one.name = fmt::format("{}/S:{}/H:{}/D:128/{}", subject, shape.tokens, shape.heads,
+                             dtype_name(shape.dtype));
+      if (std::regex_search(one.name, *filter)) out->push_back(one);
     }
   }
   if (out->empty()) {
@@ -90,20 +110,20 @@ Status run_case(const Options& options, const Execution& exec, const BenchTensor
     RouteParams request;
     request.q = params.q;
     request.k = params.k;
-    request.config.budget.sparsity = 1 - options.density;
+    request.config.budget.sparsity = 1 - options.density();
     request.config.budget.granularity = 1;  // the same density as the lists it is compared with
     request.config.budget.exact_rounding = true;
     Plan plan;
     Execution router_exec = exec;
     router_exec.kernel.clear();
     TESSERA_RETURN_IF_ERROR(measure(
-        options.repeat, [&] { return route(request, router_exec, &plan); }, &one->time));
+        options.repeats(), [&] { return route(request, router_exec, &plan); }, &one->time));
     one->density = plan_stats(plan.view(), layout).density();
     return {};
   }
   Plan plan;
   if (one->subject != "dense") {
-    const int32_t keep = blocks_for_sparsity(1 - options.density, layout.max_key_blocks, 1, true);
+    const int32_t keep = blocks_for_sparsity(1 - options.density(), layout.max_key_blocks, 1, true);
     TESSERA_RETURN_IF_ERROR(one->subject == "sparse_shared"
                                 ? shared_plan(layout, 1, one->shape.heads, keep, kSeed, &plan)
                                 : random_plan(layout, 1, one->shape.heads, keep, kSeed, &plan));
@@ -113,7 +133,7 @@ Status run_case(const Options& options, const Execution& exec, const BenchTensor
   }
   one->flops = attention_flops(params.plan ? &plan : nullptr, one->shape);
   return measure(
-      options.repeat, [&] { return attend(params, exec); }, &one->time);
+      options.repeats(), [&] { return attend(params, exec); }, &one->time);
 }
 
 // Ratios between the cases of one shape and dtype.
@@ -152,7 +172,7 @@ Status print_result(const Options& options, const GlobalOptions& global,
     json["cpu"] = cpu.model;
     json["vector_target"] = cpu.vector_target;
     json["threads"] = threads;
-    json["repeat"] = options.repeat;
+    json["repeat"] = options.repeats();
     json["cases"] = nlohmann::ordered_json::array();
     for (const Case& one : cases) {
       nlohmann::ordered_json entry;
@@ -176,7 +196,7 @@ Status print_result(const Options& options, const GlobalOptions& global,
   }
   std::string text = fmt::format("{}, {}, {} threads, median of {}\n",
                                  cpu.model.empty() ? "unknown CPU" : cpu.model, cpu.vector_target,
-                                 threads, options.repeat);
+                                 threads, options.repeats());
   text += fmt::format("{:<38} {:>8} {:>10} {:>10} {:>10} {:>9}  {}\n", "case", "density",
                       "median ms", "p10", "p90", "GFLOP/s", "against own dense");
   for (const Case& one : cases) {
@@ -193,14 +213,58 @@ Status print_result(const Options& options, const GlobalOptions& global,
   return print_text(text);
 }
 
-Status run_bench(const Options& options, const GlobalOptions& global) {
-  if (!(options.density > 0 && options.density <= 1)) {
-    return invalid_argument(fmt::format("--density {}: accepted: (0, 1]", options.density));
+#ifdef TESSERA_WITH_CUDA
+// The CUDA benchmark has a protocol of its own; only the options are shared.
+Status run_on_cuda(const Options& options, const GlobalOptions& global, const Device& device) {
+  CudaBenchOptions bench;
+  bench.device = device;
+  bench.filter = options.filter;
+  bench.densities = options.densities;
+  bench.bitmaps = options.lists == "bitmap";
+  bench.kernels = {""};
+  bench.kernels.insert(bench.kernels.end(), options.kernels.begin(), options.kernels.end());
+  if (options.repeat) bench.samples = *options.repeat;
+  if (options.warm_up) bench.warm_ups = *options.warm_up;
+  TESSERA_RETURN_IF_ERROR(
+      parse_shapes(options, {"37760,7", "96000,7", "37760,56"}, {"bf16"}, &bench.shapes));
+  return run_cuda_bench(bench, global);
+}
+#endif
+
+Status check_cpu_options(const Options& options) {
+  for (const auto& [flag, given] : {std::pair{"--density", options.densities.size()},
+                                    std::pair{"--kernel", options.kernels.size()}}) {
+    if (given > 1) {
+      return invalid_argument(
+          fmt::format("{} was given {} times; accepted on the CPU: once", flag, given));
+    }
   }
+  for (const auto& [flag, given] : {std::pair{"--warm-up", options.warm_up.has_value()},
+                                    std::pair{"--lists bitmap", options.lists != "index"}}) {
+    if (given) {
+      return invalid_argument(
+          fmt::format("{} goes with --device cuda; drop it or add the device", flag));
+    }
+  }
+  return {};
+}
+
+Status run_bench(const Options& options, const GlobalOptions& global) {
+  Device device;
+  TESSERA_RETURN_IF_ERROR(resolve_device(options.device, &device));
+  for (double density : options.densities) {
+    if (!(density > 0 && density <= 1)) {
+      return invalid_argument(fmt::format("--density {}: accepted: (0, 1]", density));
+    }
+  }
+#ifdef TESSERA_WITH_CUDA
+  if (device.kind == DeviceKind::kCuda) return run_on_cuda(options, global, device);
+#endif
+  TESSERA_RETURN_IF_ERROR(check_cpu_options(options));
   std::vector<Case> cases;
   TESSERA_RETURN_IF_ERROR(plan_cases(options, &cases));
   Execution exec = make_execution(global);
-  exec.kernel = options.kernel;
+  if (!options.kernels.empty()) exec.kernel = options.kernels.front();
   ProgressBar bar("bench");
   std::unique_ptr<BenchTensors> tensors;
   const Case* made_for = nullptr;
@@ -228,21 +292,32 @@ void add_bench_command(CLI::App& app, GlobalOptions& global) {
                               [options, &global] { return run_bench(*options, global); });
   sub->add_option("--filter", options->filter, "Run only cases whose name matches this")
       ->type_name("REGEX");
-  sub->add_option("--shape", options->shapes, "TOKENS,HEADS; may be repeated")
-      ->capture_default_str()
+  add_device_option(sub, options->device);
+  sub->add_option("--shape", options->shapes,
+                  "TOKENS,HEADS; may be repeated (CPU: 4096,4 and 8192,4; CUDA: 37760,7, 96000,7 "
+                  "and 37760,56)")
       ->type_name("S,H");
-  sub->add_option("--dtype", options->dtypes, "f32, bf16 or f16; may be repeated")
-      ->capture_default_str()
+  sub->add_option("--dtype", options->dtypes,
+                  "f32, bf16 or f16; may be repeated (CPU: f32 and bf16; CUDA: bf16)")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))
       ->type_name("TYPE");
-  sub->add_option("--density", options->density, "Share of key blocks in sparse lists")
-      ->capture_default_str()
+  sub->add_option("--density", options->densities,
+                  "Share of key blocks in sparse lists; on CUDA may be repeated (CPU: 0.25; CUDA: "
+                  "what --sparsity 0.75 keeps)")
       ->type_name("X");
-  sub->add_option("--repeat", options->repeat, "Timed runs of each case")
+  sub->add_option("--lists", options->lists, "CUDA: form of the plans, index or bitmap")
       ->capture_default_str()
+      ->check(CLI::IsMember({"index", "bitmap"}))
+      ->type_name("FORM");
+  sub->add_option("--repeat", options->repeat, "Timed runs of each case (CPU: 5; CUDA: 30)")
       ->check(CLI::Range(1, 1000))
       ->type_name("N");
-  sub->add_option("--kernel", options->kernel, "Run this attention kernel")->type_name("NAME");
+  sub->add_option("--warm-up", options->warm_up, "CUDA: runs before the timed ones (10)")
+      ->check(CLI::Range(1, 1000))
+      ->type_name("N");
+  sub->add_option("--kernel", options->kernels,
+                  "CPU: run this attention kernel; CUDA: also measure it, may be repeated")
+      ->type_name("NAME");
 }
 
 }  // namespace tessera::cli

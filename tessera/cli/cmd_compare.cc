@@ -8,6 +8,7 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/cli/common/attention_choice.h"
+#include "tessera/cli/common/engine.h"
 #include "tessera/cli/common/output.h"
 #include "tessera/cli/common/plan_file.h"
 #include "tessera/cli/common/plan_summary.h"
@@ -34,6 +35,7 @@ struct Runs {
 };
 
 struct Result {
+  std::string device;
   std::string kernel;
   RoutingSummary summary;
   double recall_mean = 0, recall_min = 0, recall_p5 = 0;
@@ -45,23 +47,22 @@ struct Result {
   double speedup() const { return dense_s / (sparse_s + route_s); }
 };
 
-Status run_all(const Options& options, const GlobalOptions& global, const Input& input,
-               const Routing& routing, Plan* plan, Runs* runs, std::string* kernel) {
+Status run_all(const Options& options, Engine& engine, const Input& input, const Routing& routing,
+               Plan* plan, Runs* runs, std::string* kernel) {
   const bool routes = options.choice.plan_path.empty();
-  Execution exec = make_execution(global);
+  // The first launch of each kernel on a CUDA device pays for loading it.
+  const int warm_ups = engine.on_cuda() ? 1 : 0;
   ProgressBar bar("compare");
-  const int parts = options.repeat * (routes ? 3 : 2);
+  const int parts = (warm_ups + options.repeat) * (routes ? 3 : 2);
   int part = 0;
-  auto timed = [&](std::vector<double>* seconds, const std::string& kernel_name,
-                   const auto& work) -> Status {
-    exec.kernel = kernel_name;
-    // Each call reports its own share of the whole comparison.
-    exec.progress = [&](int64_t done, int64_t total) {
-      if (total > 0) bar.update(part * total + done, parts * total);
-    };
-    const Stopwatch watch;
-    const Status status = work();
-    seconds->push_back(watch.seconds());
+  // Each call reports its own share of the whole comparison.
+  const Progress progress = [&](int64_t done, int64_t total) {
+    if (total > 0) bar.update(part * total + done, parts * total);
+  };
+  auto timed = [&](std::vector<double>* seconds, const auto& work) -> Status {
+    double taken = 0;
+    const Status status = work(&taken);
+    seconds->push_back(taken);
     ++part;
     return with_context(options.input.path, status);
   };
@@ -69,21 +70,23 @@ Status run_all(const Options& options, const GlobalOptions& global, const Input&
                                                  runs->dense_lse.data(), nullptr);
   AttentionParams sparse;
   // Interleaved, so that a slow phase of the machine hits all of them.
-  for (int i = 0; i < options.repeat; ++i) {
-    TESSERA_RETURN_IF_ERROR(
-        timed(&runs->dense_s, options.choice.kernel, [&] { return attend(dense, exec); }));
+  for (int i = 0; i < warm_ups + options.repeat; ++i) {
+    if (i == warm_ups) runs->dense_s = runs->route_s = runs->sparse_s = {};
+    TESSERA_RETURN_IF_ERROR(timed(&runs->dense_s, [&](double* seconds) {
+      return engine.attend(dense, options.choice.kernel, progress, seconds);
+    }));
     if (routes) {
-      TESSERA_RETURN_IF_ERROR(timed(&runs->route_s, "", [&] {
-        return route(routing.params(input, options.input), exec, plan);
+      TESSERA_RETURN_IF_ERROR(timed(&runs->route_s, [&](double* seconds) {
+        return engine.route(routing.params(input, options.input), progress, plan, seconds);
       }));
     }
     sparse = attention_params(input, options.input, runs->sparse_out.get(), runs->sparse_lse.data(),
                               plan);
-    TESSERA_RETURN_IF_ERROR(
-        timed(&runs->sparse_s, options.choice.kernel, [&] { return attend(sparse, exec); }));
+    TESSERA_RETURN_IF_ERROR(timed(&runs->sparse_s, [&](double* seconds) {
+      return engine.attend(sparse, options.choice.kernel, progress, seconds);
+    }));
   }
-  exec.kernel = options.choice.kernel;
-  *kernel = explain(sparse, exec).kernel;
+  *kernel = engine.explain(sparse, options.choice.kernel).kernel;
   return {};
 }
 
@@ -120,6 +123,7 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
   if (global.json) {
     nlohmann::ordered_json json;
     json["input"] = options.input.path;
+    json["device"] = r.device;
     json["kernel"] = r.kernel;
     if (routes) json["settings"] = routing_json(routing);
     json["plan"] = summary_json(r.summary);
@@ -139,7 +143,7 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
     json["speedup"] = r.speedup();
     return print_json(json);
   }
-  std::string text = fmt::format("kernel       {}\n", r.kernel);
+  std::string text = fmt::format("kernel       {} on {}\n", r.kernel, r.device);
   if (routes) {
     text += fmt::format("kept         {}\n", kept_line(r.summary, routing.config.budget));
   }
@@ -154,10 +158,10 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
       r.error.cosine, r.error.relative_l2, r.error.max_abs, at[0], at[1], at[2], at[3]);
   text += fmt::format("lists        neighbour overlap {:.3f}, sharing factor {:.2f} of {}\n",
                       r.overlap, r.sharing, kSharingGroup);
-  text += fmt::format("dense        {:.3f} s  (median of {})\n", r.dense_s, options.repeat);
-  text += fmt::format("sparse       {:.3f} s\n", r.sparse_s);
+  text += fmt::format("dense        {}  (median of {})\n", time_text(r.dense_s), options.repeat);
+  text += fmt::format("sparse       {}\n", time_text(r.sparse_s));
   if (routes) {
-    text += fmt::format("route        {:.3f} s  ({:.1f} % of sparse)\n", r.route_s,
+    text += fmt::format("route        {}  ({:.1f} % of sparse)\n", time_text(r.route_s),
                         r.route_share() * 100);
   }
   text += fmt::format("speed-up     {:.2f} x{}\n", r.speedup(), routes ? ", routing included" : "");
@@ -165,10 +169,12 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
 }
 
 Status run_compare(const Options& options, const GlobalOptions& global) {
+  Device device;
   Routing routing;
-  TESSERA_RETURN_IF_ERROR(check_choice(options.choice, &routing));
+  TESSERA_RETURN_IF_ERROR(check_choice(options.choice, &device, &routing));
   Input input;
   TESSERA_RETURN_IF_ERROR(load_input(options.input, true, &input));
+  TESSERA_RETURN_IF_ERROR(with_context(input.path, check_device_tensor(device, input.q)));
   Plan plan;
   if (options.choice.plan_path.empty()) {
     TESSERA_RETURN_IF_ERROR(resolve_routing(options.choice.routing, input, &routing));
@@ -183,7 +189,10 @@ Status run_compare(const Options& options, const GlobalOptions& global) {
   runs.dense_lse.resize(input.q.elements() / input.q.size[3]);
   runs.sparse_lse.resize(runs.dense_lse.size());
   Result result;
-  TESSERA_RETURN_IF_ERROR(run_all(options, global, input, routing, &plan, &runs, &result.kernel));
+  result.device = device_name(device);
+  Engine engine(device, global);
+  TESSERA_RETURN_IF_ERROR(engine.open(input));
+  TESSERA_RETURN_IF_ERROR(run_all(options, engine, input, routing, &plan, &runs, &result.kernel));
   TESSERA_RETURN_IF_ERROR(measure(input, options.input, plan, &runs, &result));
   report_accepted(routing, result.summary);
   return print_result(options, global, routing, result);

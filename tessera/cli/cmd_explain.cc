@@ -7,6 +7,7 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/cli/common/attention_choice.h"
+#include "tessera/cli/common/engine.h"
 #include "tessera/cli/common/output.h"
 #include "tessera/cli/common/plan_file.h"
 #include "tessera/cli/common/plan_summary.h"
@@ -64,6 +65,8 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
   const bool routed = told.sparse && options.choice.plan_path.empty();
   const bool upper_bound = routed && routing.config.budget.kind == BudgetKind::kMass;
   const std::string mode = !told.sparse ? "dense" : routed ? "routed" : "plan";
+  // A plan on a CUDA device is not counted by `explain`; the summary counts the host's.
+  const double density = told.sparse ? summary.stats.density() : told.plan.density();
   if (global.json) {
     nlohmann::ordered_json json;
     json["input"] = options.input.path;
@@ -73,7 +76,7 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
     if (!told.status.ok()) json["reason"] = told.status.message();
     if (routed) json["settings"] = routing_json(routing);
     if (told.sparse) json["plan"] = summary_json(summary);
-    json["density"] = told.plan.density();
+    json["density"] = density;
     json["counts_are_upper_bounds"] = upper_bound;
     json["refusals"] = nlohmann::ordered_json::array();
     for (const Refusal& refusal : told.refusals) {
@@ -91,7 +94,7 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
     text += fmt::format("documents  {} routed, {} dense\n", summary.sparse_documents,
                         summary.dense_documents);
   }
-  text += fmt::format("density    {:.4f} of all block pairs{}\n", told.plan.density(),
+  text += fmt::format("density    {:.4f} of all block pairs{}\n", density,
                       upper_bound ? " at most (--mass decides by the values)" : "");
   for (const Refusal& refusal : told.refusals) {
     text += fmt::format("passed by  {}: {}\n", refusal.kernel, refusal.reason);
@@ -100,10 +103,12 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
 }
 
 Status run_explain(const Options& options, const GlobalOptions& global) {
+  Device device;
   Routing routing;
-  TESSERA_RETURN_IF_ERROR(check_choice(options.choice, &routing));
+  TESSERA_RETURN_IF_ERROR(check_choice(options.choice, &device, &routing));
   Input input;
   TESSERA_RETURN_IF_ERROR(load_input(options.input, true, &input));
+  TESSERA_RETURN_IF_ERROR(with_context(input.path, check_device_tensor(device, input.q)));
   Plan plan;
   if (!options.choice.plan_path.empty()) {
     TESSERA_RETURN_IF_ERROR(read_plan(options.choice.plan_path, input, &plan));
@@ -115,11 +120,11 @@ Status run_explain(const Options& options, const GlobalOptions& global) {
   // Never written: the pages of an untouched allocation take no memory.
   std::unique_ptr<std::byte[]> out;
   TESSERA_RETURN_IF_ERROR(allocate_elements(input.q.elements(), input.q.dtype, &out));
-  Execution exec = make_execution(global);
-  exec.kernel = options.choice.kernel;
-  const Explanation told = explain(attention_params(input, options.input, out.get(), nullptr,
-                                                    options.choice.dense ? nullptr : &plan),
-                                   exec);
+  Engine engine(device, global);
+  TESSERA_RETURN_IF_ERROR(engine.open(input));
+  const Explanation told = engine.explain(attention_params(input, options.input, out.get(), nullptr,
+                                                           options.choice.dense ? nullptr : &plan),
+                                          options.choice.kernel);
   RoutingSummary summary;
   if (!options.choice.dense) summary = summarize_plan(plan, input.layout);
   report_accepted(routing, summary);

@@ -5,13 +5,14 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/cli/commands.h"
+#include "tessera/cli/common/device_option.h"
+#include "tessera/cli/common/engine.h"
 #include "tessera/cli/common/input.h"
 #include "tessera/cli/common/output.h"
 #include "tessera/cli/common/plan_file.h"
 #include "tessera/cli/common/plan_summary.h"
 #include "tessera/cli/common/progress.h"
 #include "tessera/cli/common/routing.h"
-#include "tessera/cli/common/timing.h"
 
 namespace tessera::cli {
 namespace {
@@ -19,15 +20,18 @@ namespace {
 struct Options {
   InputOptions input;
   RoutingOptions routing;
+  std::string device = "cpu";
   std::string output;
 };
 
 Status print_result(const Options& options, const GlobalOptions& global, const Routing& routing,
-                    const Plan& plan, const RoutingSummary& summary, double seconds) {
+                    const Plan& plan, const RoutingSummary& summary, const std::string& device,
+                    double seconds) {
   if (global.json) {
     nlohmann::ordered_json json;
     json["input"] = options.input.path;
     json["plan"] = options.output;
+    json["device"] = device;
     json["settings"] = routing_json(routing);
     json["shape"] = {plan.shape.batch, plan.shape.heads, plan.shape.query_blocks, plan.shape.width};
     json.update(summary_json(summary));
@@ -45,33 +49,36 @@ Status print_result(const Options& options, const GlobalOptions& global, const R
   }
   text += fmt::format("documents  {} routed, {} dense\n", summary.sparse_documents,
                       summary.dense_documents);
-  text += fmt::format("time       {:.3f} s\n", seconds);
+  text += fmt::format("time       {} on {}\n", time_text(seconds), device);
   return print_text(text);
 }
 
 Status run_route(const Options& options, const GlobalOptions& global) {
+  Device device;
+  TESSERA_RETURN_IF_ERROR(resolve_device(options.device, &device));
   Routing routing;
   TESSERA_RETURN_IF_ERROR(check_routing_options(options.routing, &routing));
   TESSERA_RETURN_IF_ERROR(check_output_path(options.output, options.input.path));
   Input input;
   TESSERA_RETURN_IF_ERROR(load_input(options.input, false, &input));
+  TESSERA_RETURN_IF_ERROR(with_context(input.path, check_device_tensor(device, input.q)));
   TESSERA_RETURN_IF_ERROR(resolve_routing(options.routing, input, &routing));
   TESSERA_RETURN_IF_ERROR(check_finite(input, global.threads));
 
   Plan plan;
   ProgressBar bar("route");
-  Execution exec = make_execution(global);
-  exec.progress = bar.hook();
-  const Stopwatch watch;
-  TESSERA_RETURN_IF_ERROR(
-      with_context(options.input.path, route(routing.params(input, options.input), exec, &plan)));
-  const double seconds = watch.seconds();
+  Engine engine(device, global);
+  TESSERA_RETURN_IF_ERROR(engine.open(input));
+  double seconds = 0;
+  TESSERA_RETURN_IF_ERROR(with_context(
+      options.input.path,
+      engine.route(routing.params(input, options.input), bar.hook(), &plan, &seconds)));
   bar.finish();
 
   const RoutingSummary summary = summarize_plan(plan, input.layout);
   report_accepted(routing, summary);
   TESSERA_RETURN_IF_ERROR(write_plan(options.output, plan, input, routing_json(routing)));
-  return print_result(options, global, routing, plan, summary, seconds);
+  return print_result(options, global, routing, plan, summary, device_name(device), seconds);
 }
 
 }  // namespace
@@ -85,6 +92,7 @@ void add_route_command(CLI::App& app, GlobalOptions& global) {
   sub->add_option("-o,--output", options->output, "Plan file to write")
       ->required()
       ->type_name("PLAN");
+  add_device_option(sub, options->device);
   add_routing_options(sub, options->routing);
 }
 

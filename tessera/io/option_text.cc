@@ -182,6 +182,7 @@ Status parse_option_text(std::string_view text, std::string_view source,
   TESSERA_RETURN_IF_ERROR(pairs ? parse_pairs(text, source, &values)
                                 : parse_json(text, source, expectation, &values));
   std::vector<std::string_view> keys;
+  keys.reserve(values.size());
   for (const OptionValue& v : values) keys.push_back(v.key);
   std::sort(keys.begin(), keys.end());
   if (const auto twice = std::adjacent_find(keys.begin(), keys.end()); twice != keys.end()) {

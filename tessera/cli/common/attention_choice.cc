@@ -14,20 +14,12 @@ void add_choice_options(CLI::App* sub, ChoiceOptions& options, bool with_dense) 
   sub->add_option("--kernel", options.kernel,
                   "Run this kernel instead of the chosen one; `tessera doctor` lists them")
       ->type_name("NAME");
-  sub->add_option("--device", options.device, "Where to run: cpu")
-      ->capture_default_str()
-      ->type_name("DEVICE");
+  add_device_option(sub, options.device);
   add_routing_options(sub, options.routing);
 }
 
-Status check_choice(const ChoiceOptions& options, Routing* routing) {
-  if (options.device.starts_with("cuda")) {
-    return unsupported(
-        fmt::format("--device {}: this build has no CUDA kernels; accepted: cpu", options.device));
-  }
-  if (options.device != "cpu") {
-    return invalid_argument(fmt::format("--device {}: accepted: cpu", options.device));
-  }
+Status check_choice(const ChoiceOptions& options, Device* device, Routing* routing) {
+  TESSERA_RETURN_IF_ERROR(resolve_device(options.device, device));
   std::vector<std::string> choices;
   if (!options.plan_path.empty()) choices.push_back("--plan");
   if (options.dense) choices.push_back("--dense");

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tessera/attention.h"
+#include "tessera/cli/common/device_option.h"
 #include "tessera/cli/common/input.h"
 #include "tessera/cli/common/routing.h"
 #include "tessera/plan.h"
@@ -25,8 +26,9 @@ struct ChoiceOptions {
 /// --plan, --kernel, --device, the routing options, and --dense if `with_dense`.
 void add_choice_options(CLI::App* sub, ChoiceOptions& options, bool with_dense);
 
-/// Conflicts between the choices, the device (CUDA: kUnsupported), and the routing options.
-Status check_choice(const ChoiceOptions& options, Routing* routing);
+/// The device (kUnsupported where it cannot run here), conflicts between the choices, and the
+/// routing options.
+Status check_choice(const ChoiceOptions& options, Device* device, Routing* routing);
 
 /// Attention over `input` into caller memory. An absent `plan`, and a plan without rows (no
 /// document), is dense.

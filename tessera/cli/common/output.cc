@@ -1,5 +1,6 @@
 #include "tessera/cli/common/output.h"
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -97,6 +98,10 @@ Status print_text(const std::string& text) {
     return io_error(std::string("stdout cannot be written: ") + std::strerror(errno));
   }
   return {};
+}
+
+std::string time_text(double seconds) {
+  return seconds < 0.1 ? fmt::format("{:.3f} ms", seconds * 1e3) : fmt::format("{:.3f} s", seconds);
 }
 
 }  // namespace tessera::cli

@@ -38,4 +38,7 @@ Status print_json(const nlohmann::ordered_json& document);
 /// Text on stdout. kIo if stdout cannot be written.
 Status print_text(const std::string& text);
 
+/// "2.345 s", or "2.345 ms" below a tenth of a second.
+std::string time_text(double seconds);
+
 }  // namespace tessera::cli

@@ -15,7 +15,8 @@ struct Device {
   int index = 0;  // CUDA ordinal; ignored for the CPU
 };
 
-/// Scratch memory of the caller. Empty on the CPU, where scratch is small and allocated per call.
+/// Scratch memory of the caller. Empty on the CPU, which allocates its own for the time of a call
+/// (see attention_workspace).
 struct Workspace {
   void* data = nullptr;
   size_t bytes = 0;
@@ -23,12 +24,15 @@ struct Workspace {
 
 struct Execution {
   Device device;
-  int threads = 0;     // CPU: worker threads, 0 = all hardware threads. Never changes a result bit.
-  std::string kernel;  // "" = chosen by the dispatch table; else a name from `explain`
+  // CPU: worker threads, 0 = all hardware threads; no more than 4096 are started. Never changes a
+  // result bit.
+  int threads = 0;
+  std::string kernel;      // "" = chosen by the dispatch table; else a name from `explain`
   void* stream = nullptr;  // CUDA: the cudaStream_t to enqueue on
   Workspace workspace;     // CUDA: device scratch, sized by attention_workspace / route_workspace
   // CUDA: check the values of a plan before attention runs, which waits for the stream. Turn it off
-  // for plans that `route` made and during graph capture; a bad plan then gives NaN output.
+  // for plans that `route` made and during graph capture; a bad list then gives NaN in out and lse,
+  // and bitmap bits past a document are ignored.
   bool check_plan = true;
   // CPU: called on the calling thread now and then with finished and total work items. May be
   // empty.

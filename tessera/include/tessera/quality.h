@@ -1,6 +1,7 @@
 // What skipping blocks cost: exact measures against dense attention.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "tessera/attention.h"

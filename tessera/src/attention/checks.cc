@@ -1,3 +1,4 @@
+// Every rule about the tensors of an attention call, each with a message that says what to change.
 #include <algorithm>
 #include <cmath>
 #include <utility>

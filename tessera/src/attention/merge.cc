@@ -1,3 +1,4 @@
+// Combines partial attention results by their log-sum-exp.
 #include <algorithm>
 #include <cmath>
 #include <limits>

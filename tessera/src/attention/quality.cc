@@ -1,3 +1,4 @@
+// Exact measures of what a plan keeps and costs, against dense attention.
 #include "tessera/quality.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// What this machine offers: processor, instruction sets, GPUs.
 #include "tessera/device.h"
 
 #include <fstream>

@@ -1,3 +1,4 @@
+// Threads are started per call and joined before it returns: the library keeps no state.
 #include "tessera/src/common/parallel.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Meanings of the status codes.
 #include "tessera/status.h"
 
 namespace tessera {

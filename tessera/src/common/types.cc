@@ -1,3 +1,4 @@
+// Names of element types, and the fp16 conversions by bit arithmetic: the same on every machine.
 #include "tessera/types.h"
 
 namespace tessera {

@@ -1,3 +1,4 @@
+// Attention and block mass by their definition: the oracle of every faster kernel.
 #include <algorithm>
 #include <cmath>
 #include <limits>

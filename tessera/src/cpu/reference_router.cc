@@ -1,3 +1,4 @@
+// Pooling and block scores by their definition: the oracle of every faster router.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,3 +1,4 @@
+// Aligned scratch memory, on huge pages where it is large.
 #include <sys/mman.h>
 
 #include <new>

@@ -25,8 +25,10 @@ Status query_device(int index, DeviceFacts* out) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     (void)cudaGetLastError();
-    return unsupported(cat("no CUDA device can be used: ", cudaGetErrorString(error),
-                           "; install an NVIDIA driver of release 580 or later, or use the cpu"));
+    return unsupported(
+        cat("device cuda:", index,
+            " was asked for, but no CUDA device can be used: ", cudaGetErrorString(error),
+            "; install an NVIDIA driver of release 580 or later, or use the cpu"));
   }
   if (index < 0 || index >= count) {
     return unsupported(cat("device cuda:", index, " does not exist; this machine has ", count,
@@ -116,6 +118,21 @@ Status encode_tensor_map(const Bshd& t, int box_rows, const char* name, CUtensor
                               static_cast<int>(result), "): shape ", internal::shape_text(t.size),
                               ", strides ", internal::shape_text(t.stride),
                               "; strides must be positive multiples of 8 elements below 2^39"));
+}
+
+Status check_workspace(const Workspace& workspace, size_t needed, const char* query) {
+  if (needed == 0) return {};
+  if (workspace.data == nullptr || workspace.bytes < needed) {
+    return invalid_argument(
+        cat("the workspace has ", workspace.data == nullptr ? 0 : workspace.bytes,
+            " bytes; this call needs ", needed, " of device memory (", query, ")"));
+  }
+  if (reinterpret_cast<uintptr_t>(workspace.data) % 256 != 0) {
+    return invalid_argument(cat("the workspace starts ",
+                                reinterpret_cast<uintptr_t>(workspace.data) % 256,
+                                " bytes behind a 256-byte boundary; align its base to 256 bytes"));
+  }
+  return {};
 }
 
 DeviceScope::DeviceScope(int device) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tessera/execution.h"
 #include "tessera/status.h"
 #include "tessera/tensor_view.h"
 
@@ -34,6 +35,10 @@ Status require_sm90(int index, DeviceFacts* out);
 /// A rank-4 map over a [B, S, H, 128] view of 16-bit elements in the order channel, token, head,
 /// batch; boxes of 64 channels x `box_rows` tokens, 128-byte swizzle, zeros outside.
 Status encode_tensor_map(const Bshd& tensor, int box_rows, const char* name, CUtensorMap* out);
+
+/// The workspace of a call: large enough and on a 256-byte boundary. `query`: the function that
+/// sizes it.
+Status check_workspace(const Workspace& workspace, size_t needed, const char* query);
 
 /// Makes `device` current for the scope, then restores the caller's.
 class DeviceScope {

@@ -1,3 +1,4 @@
+// Documents and their blocks from cu_seqlens.
 #include "tessera/layout.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Plan validation, and conversion between lists and bitmaps.
 #include "tessera/plan.h"
 
 #include <algorithm>

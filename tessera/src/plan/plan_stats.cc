@@ -1,3 +1,4 @@
+// Plans made without a router, and figures about plans.
 #include <algorithm>
 #include <limits>
 #include <numeric>

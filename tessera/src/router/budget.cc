@@ -1,3 +1,4 @@
+// How many key blocks a row keeps: the rounding rule of the published router.
 #include <algorithm>
 #include <cmath>
 

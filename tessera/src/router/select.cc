@@ -1,3 +1,4 @@
+// Exact selection on 64-bit keys that hold rank and index, so that no two keys are equal.
 #include "tessera/src/router/select.h"
 
 #include <algorithm>

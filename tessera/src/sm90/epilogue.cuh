@@ -24,7 +24,8 @@ __device__ __forceinline__ void store_block(const ForwardParams& p, const Docume
   float inverse0 = row.sum0 == 0.0f ? 0.0f : 1.0f / row.sum0;
   float inverse1 = row.sum1 == 0.0f ? 0.0f : 1.0f / row.sum1;
   // Without a check on the host, a bad plan must still never look like a result.
-  if (p.fault != nullptr && __ldg(p.fault) != 0) inverse0 = inverse1 = NAN;
+  const bool faulty = p.fault != nullptr && __ldg(p.fault) != 0;
+  if (faulty) inverse0 = inverse1 = NAN;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = local + half * 8;
@@ -42,7 +43,9 @@ __device__ __forceinline__ void store_block(const ForwardParams& p, const Docume
       const float top = half ? row.max1 : row.max0, sum = half ? row.sum1 : row.sum0;
       constexpr float kLn2 = 0.6931471805599453f;
       p.lse[batch * p.lse_batch + head * p.lse_head + token * p.lse_token] =
-          sum == 0.0f ? -INFINITY : (top + __log2f(sum)) * kLn2;
+          faulty        ? NAN
+          : sum == 0.0f ? -INFINITY
+                        : (top + __log2f(sum)) * kLn2;
     }
   }
 }

@@ -330,11 +330,7 @@ Status run_forward(const AttentionProblem& problem, const Execution& exec, int g
   TESSERA_RETURN_IF_ERROR(scope.status());
   const auto stream = static_cast<cudaStream_t>(exec.stream);
   const size_t needed = forward_workspace(problem);
-  if (exec.workspace.data == nullptr || exec.workspace.bytes < needed) {
-    return invalid_argument(cat("the workspace has ", exec.workspace.bytes,
-                                " bytes; this call needs ", needed,
-                                " of device memory (attention_workspace)"));
-  }
+  TESSERA_RETURN_IF_ERROR(cuda::check_workspace(exec.workspace, needed, "attention_workspace"));
   Buffers buffers;
   carve(problem, exec.workspace.data, &buffers);
   if (problem.params->plan && !uses_given_bitmap(problem, exec)) {

@@ -300,11 +300,7 @@ Status route_cuda(const RouteProblem& problem, const Execution& exec, const Rout
   const cuda::DeviceScope scope(exec.device.index);
   TESSERA_RETURN_IF_ERROR(scope.status());
   const size_t needed = router_workspace(problem);
-  if (needed > 0 && (exec.workspace.data == nullptr || exec.workspace.bytes < needed)) {
-    return invalid_argument(cat("the workspace has ", exec.workspace.bytes,
-                                " bytes; this call needs ", needed,
-                                " of device memory (route_workspace)"));
-  }
+  TESSERA_RETURN_IF_ERROR(cuda::check_workspace(exec.workspace, needed, "route_workspace"));
   Buffers buffers;
   carve(problem, exec.workspace.data, &buffers);
   const auto stream = static_cast<cudaStream_t>(exec.stream);

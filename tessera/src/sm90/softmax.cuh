@@ -18,12 +18,12 @@ inline constexpr float kRescaleThreshold = 8.0f;
 
 // Bounded rows. By Cauchy-Schwarz no score of a row exceeds |q| * max |k| * scale. Where that bound
 // is small, it takes the place of the running maximum: no maxima, no shuffles, no rescaling.
-// Weights become 2^(score - bound + kShift): at most 2^60 at the top; and at the bottom, as no
-// score lies further than twice the bound below it, at least 2^(60 - 2 * 75) = 2^-90, so 24 bits of
-// relative precision are left before fp32 underflows at 2^-126. Needs the exponent range of bf16
-// for the weights.
-inline constexpr float kShift = 60.0f;
-inline constexpr float kLargestBound = 75.0f;  // log2 units
+// Weights become 2^(score - bound + kShift). Upwards they end at 2^8, as in the general path.
+// Downwards, no score lies further than twice the bound below it, so the largest weight of a row is
+// at least 2^(8 - 2 * 40) = 2^-72: weights 2^24 smaller, times values of v down to 1e-8, are still
+// normal fp32 numbers. Needs the exponent range of bf16 for the weights.
+inline constexpr float kShift = 8.0f;
+inline constexpr float kLargestBound = 40.0f;  // log2 units; QK-normed heads with a gain up to 1.5
 
 struct RowState {
   float max0 = -INFINITY, max1 = -INFINITY;  // log2 units, already scaled
@@ -117,13 +117,16 @@ __device__ __forceinline__ bool all_of_warpgroup(bool mine, int barrier) {
 /// or k fail the comparison and take the general path.
 template <class Wgmma>
 __device__ __forceinline__ bool start_bounded(RowState& row, uint32_t q_tile, int thread,
-                                              int barrier, float key_norm, float scale) {
+                                              int barrier, int rows, float key_norm, float scale) {
   if constexpr (!Wgmma::kWideRange) return false;
   const float2 q_norm = squared_norms<Wgmma>(q_tile, thread);
   // One part in a thousand covers the rounding of the norms and of the scores.
   const float bound0 = sqrtf(q_norm.x * key_norm) * scale * 1.001f;
   const float bound1 = sqrtf(q_norm.y * key_norm) * scale * 1.001f;
-  const bool small = bound0 <= kLargestBound && bound1 <= kLargestBound;
+  // Rows behind the document belong to another one, or hold anything: they must not decide.
+  const int first_row = (thread >> 5) * 16 + ((thread & 31) >> 2);
+  const bool small = (first_row >= rows || bound0 <= kLargestBound) &&
+                     (first_row + 8 >= rows || bound1 <= kLargestBound);
   if (!all_of_warpgroup(small, barrier)) return false;
   row.max0 = bound0 - kShift;
   row.max1 = bound1 - kShift;

@@ -239,12 +239,25 @@ TEST(Doctor, ListsKernelsAndDevices) {
   const TempFolder folder;
   const json report = run_json({"doctor"}, folder);
   EXPECT_GE(report["cpu"]["hardware_threads"].get<int>(), 1);
-  EXPECT_EQ(report["cuda"]["usable"], false);
+  const json& cuda = report["cuda"];
+  ASSERT_TRUE(cuda["built"].is_boolean());
+  ASSERT_TRUE(cuda["devices"].is_array());
+  EXPECT_NE(cuda["usable"].get<bool>(), cuda.contains("why_not")) << cuda;
+  for (const json& device : cuda["devices"]) {
+    EXPECT_GT(device["memory_gib"].get<double>(), 0) << device;
+    EXPECT_NE(device["capability"].get<std::string>().find('.'), std::string::npos) << device;
+    EXPECT_NE(device["usable"].get<bool>(), device.contains("why_not")) << device;
+  }
+  if (!cuda["built"]) {
+    EXPECT_EQ(cuda["usable"], false);
+    EXPECT_TRUE(cuda["devices"].empty());
+  }
   std::vector<std::string> names;
   for (const json& kernel : report["kernels"]) names.push_back(kernel["name"]);
   EXPECT_NE(std::find(names.begin(), names.end(), "cpu_highway"), names.end());
   const Outcome text = run_ok({"doctor"}, folder);
-  EXPECT_NE(text.out.find("not in this build"), std::string::npos) << text.out;
+  EXPECT_EQ(text.out.find("not in this build") == std::string::npos, cuda["built"].get<bool>())
+      << text.out;
 }
 
 TEST(Bench, SmallShape_ReportsAllSubjects) {
@@ -264,6 +277,23 @@ TEST(Bench, SmallShape_ReportsAllSubjects) {
             report["cases"][1]["sharing_factor"].get<double>());
   EXPECT_TRUE(shared.contains("speedup_over_dense"));
   EXPECT_TRUE(report["cases"][3].contains("share_of_sparse"));
+}
+
+TEST(Bench, CudaOnlyOptions_AreRefusedOnTheCpu) {
+  const TempFolder folder;
+  const std::vector<std::vector<std::string>> cases = {
+      {"--warm-up", "3"}, {"--lists", "bitmap"}, {"--density", "0.5", "--density", "0.25"}};
+  for (const std::vector<std::string>& extra : cases) {
+    std::vector<std::string> args = {"bench", "--shape", "128,1"};
+    args.insert(args.end(), extra.begin(), extra.end());
+    const Outcome run = run_tessera(args, folder);
+    EXPECT_EQ(run.exit_code, 2) << extra.front();
+    EXPECT_NE(run.err.find(extra.front()), std::string::npos) << run.err;
+  }
+  for (const char* lists : {"lists", "Bitmap"}) {
+    EXPECT_EQ(run_tessera({"bench", "--lists", lists}, folder).exit_code, 2) << lists;
+  }
+  EXPECT_EQ(run_tessera({"bench", "--density", "0"}, folder).exit_code, 2);
 }
 
 TEST(Bench, Filter_SelectsAndRefuses) {

@@ -203,17 +203,42 @@ TEST(Help, EveryCommand_HasAnExample) {
   EXPECT_EQ(version.out.rfind("tessera 0.", 0), 0u) << version.out;
 }
 
-TEST(Device, OtherThanCpu_IsRefused) {
+// Every command that takes --device, with an input that does not exist: the device comes first.
+std::vector<std::vector<std::string>> device_commands(const TempFolder& folder) {
+  const std::string absent = folder.path("absent");
+  return {{"attend", absent, "-o", folder.path("out"), "--dense"},
+          {"route", absent, "-o", folder.path("out")},
+          {"compare", absent},
+          {"explain", absent, "--dense"},
+          {"bench", "--shape", "128,1"}};
+}
+
+TEST(Device, OutOfReach_IsRefusedBeforeAnythingIsRead) {
   const TempFolder folder;
-  const std::vector<std::string> args = {
-      "attend", folder.path("absent"), "-o", folder.path("out"), "--dense", "--device"};
-  std::vector<std::string> cuda = args, toaster = args;
-  cuda.push_back("cuda:0");
-  toaster.push_back("toaster");
-  const Outcome run = run_tessera(cuda, folder);
-  EXPECT_EQ(run.exit_code, 3);
-  EXPECT_NE(run.err.find("no CUDA"), std::string::npos) << run.err;
-  expect_usage_error(run_tessera(toaster, folder), {"toaster", "cpu"});
+  for (std::vector<std::string> args : device_commands(folder)) {
+    SCOPED_TRACE(args.front());
+    // No machine has that many, so this holds with and without CUDA in the build.
+    args.insert(args.end(), {"--device", "cuda:999"});
+    const Outcome run = run_tessera(args, folder);
+    EXPECT_EQ(run.exit_code, 3) << run.err;
+    EXPECT_EQ(run.out, "");
+    for (const char* word : {"--device cuda:999", "CUDA"}) {
+      EXPECT_NE(run.err.find(word), std::string::npos) << run.err;
+    }
+    EXPECT_EQ(run.err.find("absent"), std::string::npos) << run.err;
+  }
+}
+
+TEST(Device, UnknownWord_IsRefused) {
+  const TempFolder folder;
+  for (const std::vector<std::string>& args : device_commands(folder)) {
+    for (const char* word : {"toaster", "cuda:", "cuda:-1", "cuda:0x", "CUDA", "gpu"}) {
+      SCOPED_TRACE(args.front() + " " + word);
+      std::vector<std::string> all = args;
+      all.insert(all.end(), {"--device", word});
+      expect_usage_error(run_tessera(all, folder), {word, "cpu", "cuda:N"});
+    }
+  }
 }
 
 }  // namespace

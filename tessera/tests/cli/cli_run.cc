@@ -64,8 +64,14 @@ std::vector<std::string> TempFolder::names() const {
   return names;
 }
 
+std::string tessera_binary() {
+  const char* other = std::getenv("TESSERA_BINARY");
+  return other != nullptr && *other != '\0' ? other : TESSERA_BINARY;
+}
+
 Outcome run_tessera(const std::vector<std::string>& args, const TempFolder& folder) {
   const std::string out_path = folder.path(".stdout"), err_path = folder.path(".stderr");
+  const std::string binary = tessera_binary();
   const pid_t child = fork();
   if (child == 0) {
     if (freopen("/dev/null", "r", stdin) == nullptr ||
@@ -73,16 +79,16 @@ Outcome run_tessera(const std::vector<std::string>& args, const TempFolder& fold
         freopen(err_path.c_str(), "w", stderr) == nullptr) {
       _exit(126);
     }
-    std::vector<char*> argv = {const_cast<char*>(TESSERA_BINARY)};
+    std::vector<char*> argv = {const_cast<char*>(binary.c_str())};
     for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
     argv.push_back(nullptr);
-    execv(TESSERA_BINARY, argv.data());
+    execv(binary.c_str(), argv.data());
     _exit(127);
   }
   Outcome outcome;
   int status = 0;
   if (child < 0 || waitpid(child, &status, 0) != child) {
-    ADD_FAILURE() << "cannot run " << TESSERA_BINARY << ": " << std::strerror(errno);
+    ADD_FAILURE() << "cannot run " << binary << ": " << std::strerror(errno);
     return outcome;
   }
   outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

@@ -31,6 +31,10 @@ class TempFolder {
   std::filesystem::path root_;
 };
 
+/// The program under test: $TESSERA_BINARY if set (a bundle on another machine), else the built
+/// one.
+std::string tessera_binary();
+
 /// Runs `tessera` with these arguments, stdin closed and stdout and stderr caught.
 Outcome run_tessera(const std::vector<std::string>& args, const TempFolder& folder);
 

@@ -201,9 +201,12 @@ TEST_F(Checks, Execution_IsChecked) {
 }
 
 TEST_F(Checks, HugeThreadCount_RunsOrSaysOutOfMemory) {
-  Execution exec;
-  exec.threads = 100000;  // more threads than work items: no more are started than there is work
-  EXPECT_TRUE(is_ok(attend(c_.params(), exec)));
+  // More threads than work items: no more are started than there is work.
+  for (int threads : {100000, std::numeric_limits<int>::max()}) {
+    Execution exec;
+    exec.threads = threads;
+    EXPECT_TRUE(is_ok(attend(c_.params(), exec)));
+  }
 }
 
 TEST_F(Checks, ThrowingProgress_BecomesAStatus) {

@@ -78,7 +78,7 @@ TEST(SharingFactor, HandCases_ListedOverUnion) {
   EXPECT_DOUBLE_EQ(sharing_factor(lists.plan(1).view(), layout, 2), 0.0);
 }
 
-TEST(SharingFactor, GroupsNeverCrossADocumentOrAHead) {
+TEST(SharingFactor, Groups_NeverCrossADocumentOrAHead) {
   BlockLayout layout;
   ASSERT_TRUE(is_ok(packed_documents(std::array<int32_t, 3>{0, 64, 128}, 128, 0, &layout)));
   BlockLists lists(1, 2, 128, 64);

@@ -41,6 +41,17 @@ double true_mass(const AttendCase& c, int64_t b, int64_t h, int64_t s, int64_t b
   return inside / total;
 }
 
+TEST(BlockMass, AbsurdThreadCount_Runs) {
+  AttendCase c({.sq = 70, .sk = 70});
+  c.fill_uniform();
+  c.v.fill([](const auto&) { return 1.0f; });
+  ASSERT_TRUE(is_ok(c.run(std::nullopt, on("cpu_highway"))));
+  Tensor4 mass({1, 2, 2, 2}, Dtype::kF32);
+  const Execution exec = on("cpu_highway", std::numeric_limits<int>::max());
+  ASSERT_TRUE(is_ok(block_mass(c.q.view(), c.k.view(), 0, c.lse.view(), mass.view(), exec)));
+  EXPECT_NEAR(mass.get({0, 1, 1, 0}), 64.0 / 70.0, 1e-6);
+}
+
 TEST(BlockMass, RaggedGroupedHeads_EqualsBruteForceAndSumsToOne) {
   Random random(testing::test_seed(111));
   AttendCase c({.batch = 2, .sq = 330, .sk = 199, .heads = 2, .kv_heads = 1, .dim = 64});

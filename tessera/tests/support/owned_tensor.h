@@ -92,6 +92,12 @@ class OwnedTensor {
   void copy_from(const OwnedTensor& other) {
     fill([&](const auto& at) { return other.get(at); });
   }
+  /// Everything the tensor owns, guards and gaps included, and where its first element lies in it.
+  std::vector<std::byte>& storage() { return bytes_; }
+  const std::vector<std::byte>& storage() const { return bytes_; }
+  size_t first_element_byte() const {
+    return static_cast<size_t>(base_) * dtype_bytes(view_.dtype);
+  }
   void poison() { std::memset(bytes_.data(), 0xff, bytes_.size()); }
 
   /// Row-major fp64 copy.

@@ -86,7 +86,7 @@ std::vector<double> rotate(const std::vector<double>& x, double t, double h, dou
   return y;
 }
 
-TEST(Rope, AgreesWithScalarDouble) {
+TEST(Rope, Rotation_AgreesWithScalarDouble) {
   std::mt19937_64 random(21);
   std::normal_distribution<double> normal;
   for (const Position& p : {Position{0, 0, 0}, Position{6.6666667f, 3.905f, -5.166f},

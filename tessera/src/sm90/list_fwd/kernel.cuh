@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(C::kThreads, 2)
   if (block >= 0) load(block, 0);
   ptx::barrier_wait(barriers, 0);
   const bool bounded =
-      start_bounded<Wgmma>(row, q_tile, thread, 1, key_norm_of(p, *d, item), p.scale_log2);
+      start_bounded<Wgmma>(row, q_tile, thread, 1, d->query_length - item.block * kBlock,
+                           key_norm_of(p, *d, item), p.scale_log2);
   for (int step = 0; block >= 0; ++step) {
     const int stage = step % C::kStages;
     const int following = __shfl_sync(~0u, walker.next(), 0);

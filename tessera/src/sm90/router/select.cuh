@@ -95,6 +95,7 @@ struct RowSelector {
     all = __reduce_and_sync(~0u, all);
     any = __reduce_or_sync(~0u, any);
     *first_bit = 31 - __clz(all ^ any);
+    if (all == any) return all;  // one value in the whole row: nothing to search, ties decide
     return *first_bit == 31 ? 0u : all & ~((2u << *first_bit) - 1u);
   }
   /// A threshold t with count(key > t) < keep <= count(key >= t), or with exactly `keep` keys >= t.

@@ -389,6 +389,7 @@ struct Consumer {
       row = RowState{};
       first = true;
       const bool bounded = start_bounded<Wgmma>(row, q_tile, thread, group + 1,
+                                                d->query_length - (item.block + group) * kBlock,
                                                 key_norm_of(p, *d, item), p.scale_log2);
 #pragma unroll
       for (int i = 0; i < 64; ++i) o[i] = 0;
