@@ -87,6 +87,9 @@ Status run_attend(const Options& options, const GlobalOptions& global) {
         "or another routing option (routes first), or --dense");
   }
   TESSERA_RETURN_IF_ERROR(check_output_path(options.output, options.input.path));
+  if (!choice.plan_path.empty()) {
+    TESSERA_RETURN_IF_ERROR(check_output_path(options.output, choice.plan_path));
+  }
   Input input;
   TESSERA_RETURN_IF_ERROR(load_input(options.input, true, &input));
   TESSERA_RETURN_IF_ERROR(with_context(input.path, check_device_tensor(device, input.q)));

@@ -2,6 +2,7 @@
 //
 //   tessera compare in.safetensors --sparsity 0.75
 #include <algorithm>
+#include <csignal>
 #include <exception>
 #include <new>
 #include <string>
@@ -123,6 +124,8 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   namespace cli = tessera::cli;
   cli::install_interrupt_handler();
+  // A file-size limit then shows as an error of the write, which removes its temporary file.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return cli::run(argc, argv);
   } catch (const std::bad_alloc&) {

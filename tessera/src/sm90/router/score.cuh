@@ -15,10 +15,10 @@
 namespace tessera::sm90 {
 
 inline constexpr int kScoreThreads = 128;
-inline constexpr int kScoreCtas = 2;                                // on an SM
+inline constexpr int kScoreCtas = 3;                                // on an SM
 inline constexpr uint32_t kQueryTileBytes = kRouterTile * 128 * 2;  // 32 KiB
 inline constexpr uint32_t kKeyTileBytes = kKeyTile * 128 * 2;       // 16 KiB
-inline constexpr int kScoreStages = 3;
+inline constexpr int kScoreStages = 2;
 inline constexpr size_t kScoreSharedBytes =
     1024 + kQueryTileBytes + kScoreStages * kKeyTileBytes + 64;
 inline constexpr float kExcluded =
@@ -37,10 +37,47 @@ __device__ __forceinline__ void load_router_tile(uint32_t to, const CUtensorMap*
   ptx::tma_load_4d(to + kRows * 128, map, 64, tile * kRows, head, 0, barrier);
 }
 
-/// What is added to the terms of a cell: 0, the weight of a partial cell, or kExcluded where the
-/// cell has no token.
-__device__ __forceinline__ float cell_bias(int cell, int valid, float tail_log2) {
-  return cell >= valid ? kExcluded : cell == valid - 1 ? tail_log2 : 0.0f;
+/// Terms of cells without a token are excluded; partial cells get their weight (0 when unweighted).
+template <int kNq, int kNk>
+__device__ __forceinline__ void adjust_terms(float (&acc)[2][kKeyTile / 2], const ScoreParams& p,
+                                             int q_tile, int k_tile, int warp, int lane) {
+  // Which cell a row or column is follows from the permutation; edge tiles only.
+  const int r = lane >> 2, c = lane & 3;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int eight = 0; eight < 2; ++eight) {
+      int local, cell;
+      if constexpr (kNq == 1) {
+        local = half * 64 + warp * 16 + eight * 8 + r, cell = 0;
+      } else if constexpr (kNq == 2) {
+        local = half * 32 + warp * 8 + r, cell = eight;
+      } else if constexpr (kNq == 4) {
+        local = warp * 8 + r, cell = half * 2 + eight;
+      } else {
+        local = warp * 4 + r / 2, cell = r % 2 * 4 + half * 2 + eight;
+      }
+      const int q_cell = (q_tile * (kRouterTile / kNq) + local) * kNq + cell;
+      const bool q_out = q_cell >= p.q_valid;
+      const float q_bias = q_cell == p.q_valid - 1 ? p.q_tail_log2 : 0.0f;
+#pragma unroll
+      for (int j = 0; j < kKeyTile / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          int k_local, k_part;
+          if constexpr (kNk == 1) {
+            k_local = j * 8 + c * 2 + e, k_part = 0;
+          } else {
+            k_local = j / (kNk / 2) * 4 + c, k_part = j % (kNk / 2) * 2 + e;
+          }
+          const int k_cell = (k_tile * (kKeyTile / kNk) + k_local) * kNk + k_part;
+          float& term = acc[half][j * 4 + eight * 2 + e];
+          term += q_bias + (k_cell == p.k_valid - 1 ? p.k_tail_log2 : 0.0f);
+          if (q_out || k_cell >= p.k_valid) term = kExcluded;
+        }
+      }
+    }
+  }
 }
 
 /// Maximum of kTerms values and the sum of 2^(value - maximum), in short dependency chains.
@@ -64,21 +101,19 @@ __device__ __forceinline__ float2 max_and_sum(Term term) {
   return {top[0], sum[0]};
 }
 
-/// kEdge: some cells of the tile have no token, or only part of one's tokens. The accumulators are
-/// read only: writing to them would make the compiler serialise the products.
-template <int kNq, int kNk, bool kEdge>
-__device__ __forceinline__ void reduce_and_store(const float (&acc)[2][kKeyTile / 2],
+template <int kNq, int kNk>
+__device__ __forceinline__ void reduce_and_store(float (&acc)[2][kKeyTile / 2],
                                                  const ScoreParams& p, int flat_head, int q_tile,
                                                  int k_tile, int warp, int lane) {
-  constexpr int kRows = kNq >= 4 ? 4 : kNq;  // of a thread's four rows, per query block
-  constexpr int kBlocks = 4 / kRows;         // query blocks of a thread
-  constexpr int kKeys = kKeyTile / 4 / kNk;  // key blocks of a thread
+  constexpr int kRows = kNq >= 4 ? 4 : kNq;             // of a thread's four rows, per query block
+  constexpr int kBlocks = 4 / kRows;                    // query blocks of a thread
+  constexpr int kColumnsPerKey = kNk;                   // of a thread's columns
+  constexpr int kKeys = kKeyTile / 4 / kColumnsPerKey;  // key blocks of a thread
   constexpr float kLn2 = 0.6931471805599453f;
   const int r = lane >> 2, c = lane & 3;
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
-    // The inverse of permuted_query_row: this thread's block, and its first cell.
-    int local, first_cell = 0;
+    int local;
     if constexpr (kNq == 1) {
       local = b / 2 * 64 + warp * 16 + b % 2 * 8 + r;
     } else if constexpr (kNq == 2) {
@@ -86,34 +121,18 @@ __device__ __forceinline__ void reduce_and_store(const float (&acc)[2][kKeyTile 
     } else if constexpr (kNq == 4) {
       local = warp * 8 + r;
     } else {
-      local = warp * 4 + r / 2, first_cell = r % 2 * 4;
+      local = warp * 4 + r / 2;
     }
     const int query_block = q_tile * (kRouterTile / kNq) + local;
-    float q_bias[kRows];
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      q_bias[i] =
-          kEdge ? cell_bias(query_block * kNq + first_cell + i, p.q_valid, p.q_tail_log2) : 0.0f;
-    }
     float* row = p.scores + (int64_t{flat_head} * p.query_blocks + query_block) * p.score_stride;
 #pragma unroll
     for (int key = 0; key < kKeys; ++key) {
-      const int k_local = kNk == 1 ? key / 2 * 8 + c * 2 + key % 2 : key * 4 + c;
-      const int key_block = k_tile * (kKeyTile / kNk) + k_local;
-      float k_bias[kNk];
-#pragma unroll
-      for (int i = 0; i < kNk; ++i) {
-        k_bias[i] = kEdge ? cell_bias(key_block * kNk + i, p.k_valid, p.k_tail_log2) : 0.0f;
-      }
       const auto term = [&](int i) -> float {
-        const int q_part = b * kRows + i / kNk;  // 0..3: half * 2 + eight
-        const int column = key * kNk + i % kNk;  // of the thread's columns
-        const float x = acc[q_part / 2][column / 2 * 4 + q_part % 2 * 2 + column % 2];
-        if constexpr (!kEdge) return x;
-        const float bias = q_bias[i / kNk] + k_bias[i % kNk];
-        return bias <= kExcluded ? kExcluded : x + bias;  // a NaN of a real cell stays one
+        const int q_part = b * kRows + i / kColumnsPerKey;             // 0..3: half * 2 + eight
+        const int column = key * kColumnsPerKey + i % kColumnsPerKey;  // of the thread's columns
+        return acc[q_part / 2][column / 2 * 4 + q_part % 2 * 2 + column % 2];
       };
-      float2 part = max_and_sum<kRows * kNk>(term);
+      float2 part = max_and_sum<kRows * kColumnsPerKey>(term);
       if constexpr (kNq == 8) {  // the other four cells are in the lane four further
         const float other_top = __shfl_xor_sync(~0u, part.x, 4);
         const float other_sum = __shfl_xor_sync(~0u, part.y, 4);
@@ -122,6 +141,13 @@ __device__ __forceinline__ void reduce_and_store(const float (&acc)[2][kKeyTile 
             part.y * ptx::exp2_approx(part.x - top) + other_sum * ptx::exp2_approx(other_top - top);
         part.x = top;
       }
+      int k_local;
+      if constexpr (kNk == 1) {
+        k_local = key / 2 * 8 + c * 2 + key % 2;
+      } else {
+        k_local = key * 4 + c;
+      }
+      const int key_block = k_tile * (kKeyTile / kNk) + k_local;
       if (query_block < p.query_blocks && key_block < p.key_blocks && (kNq < 8 || (r & 1) == 0)) {
         row[key_block] = (part.x + ptx::log2_approx(part.y)) * kLn2;
       }
@@ -129,83 +155,65 @@ __device__ __forceinline__ void reduce_and_store(const float (&acc)[2][kKeyTile 
   }
 }
 
-/// One CTA's walk over its run of tiles in the order (head, query tile, key tile).
-struct TileCursor {
-  int k_tile, q_tile, head;
-
-  __device__ __forceinline__ TileCursor(const ScoreParams& p, int tile)
-      : k_tile(tile % p.k_tiles),
-        q_tile(tile / p.k_tiles % p.q_tiles),
-        head(tile / p.k_tiles / p.q_tiles) {}
-
-  /// Steps on; true if another q tile is needed. Counters: divisions would show in so short a loop.
-  __device__ __forceinline__ bool advance(const ScoreParams& p) {
-    if (++k_tile < p.k_tiles) return false;
-    k_tile = 0;
-    if (++q_tile == p.q_tiles) {
-      q_tile = 0;
-      ++head;
-    }
-    return true;
-  }
-  __device__ __forceinline__ int kv_head(const ScoreParams& p) const {
-    return head / p.heads * (p.heads / p.kv_ratio) + head % p.heads / p.kv_ratio;
-  }
-};
-
-/// Persistent: each CTA takes an equal run of tiles. The product of the next tile runs under the
-/// log-sum-exp of the present one; without that, CTAs of an SM fall into step (the tensor cores
-/// serve them in turns, so all finish together) and nothing overlaps.
+/// Persistent: each CTA takes an equal run of tiles in the order (head, query tile, key tile),
+/// keeping the q tile while it lasts and loading the next k tile during the arithmetic.
 template <int kNq, int kNk>
-struct ScoreWalk {
+__global__ void __launch_bounds__(kScoreThreads, kScoreCtas)
+    router_score_kernel(const __grid_constant__ ScoreMaps maps,
+                        const __grid_constant__ ScoreParams p) {
   using Wgmma = ptx::WgmmaOf<__nv_bfloat16>;
-  using Accumulator = float[2][kKeyTile / 2];
+  extern __shared__ uint8_t shared[];
+  const uint32_t base = (ptx::shared_address(shared) + 1023) & ~1023u;
+  const uint32_t q_tile_at = base, k_tiles_at = base + kQueryTileBytes;
+  const uint32_t q_barrier = k_tiles_at + kScoreStages * kKeyTileBytes;
+  const uint32_t k_barriers = q_barrier + 8;
+  const int thread = threadIdx.x, lane = thread & 31;
+  const int warp = __shfl_sync(~0u, thread / 32, 0);
+  const int first = static_cast<int>(int64_t{p.tiles} * blockIdx.x / gridDim.x);
+  const int last = static_cast<int>(int64_t{p.tiles} * (blockIdx.x + 1) / gridDim.x);
 
-  const ScoreMaps& maps;
-  const ScoreParams& p;
-  uint32_t q_at, k_at, q_barrier, k_barriers;
-  int thread;
-  int issued = 0;  // products issued
-  int loaded = 0;  // key tiles requested
+  // Counters instead of divisions: the loop is short enough for those to show.
+  int k_tile = first % p.k_tiles, q_tile = first / p.k_tiles % p.q_tiles;
+  int flat_head = first / p.k_tiles / p.q_tiles;
+  const auto kv_head_of = [&](int head) {
+    return head / p.heads * (p.heads / p.kv_ratio) + head % p.heads / p.kv_ratio;
+  };
+  const auto load_keys = [&](int tile, int kv_head, int stage) {
+    load_router_tile<kKeyTile>(k_tiles_at + stage * kKeyTileBytes, &maps.k, tile, kv_head,
+                               k_barriers + 8 * stage);
+  };
+  if (thread == 0) {
+    for (int i = 0; i < 1 + kScoreStages; ++i) ptx::barrier_init(q_barrier + 8 * i, 1);
+    ptx::barrier_init_fence();
+  }
+  ptx::wait_for_previous_kernel();  // the pooled cells
+  int kv_head = kv_head_of(flat_head);
+  if (thread == 0) load_keys(k_tile, kv_head, 0);
+  __syncthreads();
+
   uint32_t q_parity = 0;
-  TileCursor load_cursor, cursor;
-
-  __device__ __forceinline__ ScoreWalk(const ScoreMaps& m, const ScoreParams& params,
-                                       uint32_t shared, int first)
-      : maps(m),
-        p(params),
-        q_at(shared),
-        k_at(shared + kQueryTileBytes),
-        q_barrier(k_at + kScoreStages * kKeyTileBytes),
-        k_barriers(q_barrier + 8),
-        thread(threadIdx.x),
-        load_cursor(params, first),
-        cursor(params, first) {}
-
-  /// Requests the next key tile into the stage that the product before the last one has left.
-  __device__ __forceinline__ void load_keys(int count) {
-    if (loaded == count) return;
-    const int stage = loaded % kScoreStages;
-    if (thread == 0) {
-      load_router_tile<kKeyTile>(k_at + stage * kKeyTileBytes, &maps.k, load_cursor.k_tile,
-                                 load_cursor.kv_head(p), k_barriers + 8 * stage);
+  bool new_row = true;  // another (head, query tile): its q tile is not in shared memory yet
+  for (int tile = first; tile < last; ++tile) {
+    const int step = tile - first, stage = step % kScoreStages;
+    if (new_row) {
+      if (thread == 0)
+        load_router_tile<kRouterTile>(q_tile_at, &maps.q, q_tile, flat_head, q_barrier);
+      ptx::barrier_wait(q_barrier, q_parity);
+      q_parity ^= 1;
     }
-    load_cursor.advance(p);
-    ++loaded;
-  }
-
-  /// Loads the q tile of `at`. No product may be in flight.
-  __device__ __forceinline__ void load_query(const TileCursor& at) {
-    if (thread == 0) {
-      load_router_tile<kRouterTile>(q_at, &maps.q, at.q_tile, at.head, q_barrier);
+    int next_k_tile = k_tile + 1, next_q_tile = q_tile, next_head = flat_head;
+    new_row = next_k_tile == p.k_tiles;
+    if (new_row) {
+      next_k_tile = 0;
+      if (++next_q_tile == p.q_tiles) {
+        next_q_tile = 0;
+        ++next_head;
+        kv_head = kv_head_of(next_head);
+      }
     }
-    ptx::barrier_wait(q_barrier, q_parity);
-    q_parity ^= 1;
-  }
-
-  __device__ __forceinline__ void issue(Accumulator& acc) {
-    const int stage = issued % kScoreStages;
-    ptx::barrier_wait(k_barriers + 8 * stage, (issued / kScoreStages) & 1);
+    if (thread == 0 && tile + 1 < last) load_keys(next_k_tile, kv_head, (step + 1) % kScoreStages);
+    ptx::barrier_wait(k_barriers + 8 * stage, (step / kScoreStages) & 1);
+    float acc[2][kKeyTile / 2];
     ptx::pin_registers(acc[0]);
     ptx::pin_registers(acc[1]);
     ptx::wgmma_fence();
@@ -213,79 +221,30 @@ struct ScoreWalk {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        const uint32_t offset = (k & 3) * 32;
+        const uint32_t step_bytes = (k & 3) * 32;
         Wgmma::multiply_kt_ss(
             acc[half],
-            ptx::operand_descriptor(q_at + (k >> 2) * kRouterTile * 128 + half * 64 * 128 + offset,
-                                    16, 1024),
             ptx::operand_descriptor(
-                k_at + stage * kKeyTileBytes + (k >> 2) * kKeyTile * 128 + offset, 16, 1024),
+                q_tile_at + (k >> 2) * kRouterTile * 128 + half * 64 * 128 + step_bytes, 16, 1024),
+            ptx::operand_descriptor(
+                k_tiles_at + stage * kKeyTileBytes + (k >> 2) * kKeyTile * 128 + step_bytes, 16,
+                1024),
             k > 0);
       }
     }
     ptx::wgmma_commit();
-    ++issued;
-  }
-
-  /// Finishes the tile in `present` (issued before) and, if there is one, issues the next into
-  /// `next`. A compile-time choice: the compiler must know at every point which products are in
-  /// flight.
-  template <bool kIssueNext>
-  __device__ __forceinline__ void step(Accumulator& present, Accumulator& next, int count) {
     ptx::wgmma_wait<0>();
-    ptx::pin_registers(present[0]);
-    ptx::pin_registers(present[1]);
-    const TileCursor here = cursor;
-    if constexpr (kIssueNext) {
-      __syncthreads();  // every warp is done with the tiles that are refilled now
-      load_keys(count);
-      if (cursor.advance(p)) load_query(cursor);
-      issue(next);
+    ptx::pin_registers(acc[0]);
+    ptx::pin_registers(acc[1]);
+    __syncthreads();  // both tiles may be refilled in the next step
+    if ((q_tile + 1) * kRouterTile >= p.q_valid || (k_tile + 1) * kKeyTile >= p.k_valid) {
+      adjust_terms<kNq, kNk>(acc, p, q_tile, k_tile, warp, lane);
     }
-    const int lane = thread & 31, warp = __shfl_sync(~0u, thread / 32, 0);
-    if ((here.q_tile + 1) * kRouterTile >= p.q_valid || (here.k_tile + 1) * kKeyTile >= p.k_valid) {
-      reduce_and_store<kNq, kNk, true>(present, p, here.head, here.q_tile, here.k_tile, warp, lane);
-    } else {
-      reduce_and_store<kNq, kNk, false>(present, p, here.head, here.q_tile, here.k_tile, warp,
-                                        lane);
-    }
+    reduce_and_store<kNq, kNk>(acc, p, flat_head, q_tile, k_tile, warp, lane);
+    k_tile = next_k_tile;
+    q_tile = next_q_tile;
+    flat_head = next_head;
   }
-
-  __device__ __forceinline__ void run(int count) {
-    Accumulator even, odd;
-    for (int i = 0; i < kScoreStages - 1; ++i) load_keys(count);
-    load_query(cursor);
-    issue(even);
-    int left = count - 1;  // products to be issued
-    for (; left >= 2; left -= 2) {
-      step<true>(even, odd, count);
-      step<true>(odd, even, count);
-    }
-    if (left == 1) {
-      step<true>(even, odd, count);
-      step<false>(odd, even, count);
-    } else {
-      step<false>(even, odd, count);
-    }
-  }
-};
-
-template <int kNq, int kNk>
-__global__ void __launch_bounds__(kScoreThreads, kScoreCtas)
-    router_score_kernel(const __grid_constant__ ScoreMaps maps,
-                        const __grid_constant__ ScoreParams p) {
-  extern __shared__ uint8_t shared[];
-  const uint32_t base = (ptx::shared_address(shared) + 1023) & ~1023u;
-  const int first = static_cast<int>(int64_t{p.tiles} * blockIdx.x / gridDim.x);
-  const int last = static_cast<int>(int64_t{p.tiles} * (blockIdx.x + 1) / gridDim.x);
-  ScoreWalk<kNq, kNk> walk(maps, p, base, first);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 1 + kScoreStages; ++i) ptx::barrier_init(walk.q_barrier + 8 * i, 1);
-    ptx::barrier_init_fence();
-  }
-  __syncthreads();
-  ptx::wait_for_previous_kernel();  // the pooled cells
-  walk.run(last - first);
   ptx::let_next_kernel_start();
 }
 

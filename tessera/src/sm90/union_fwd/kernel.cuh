@@ -158,9 +158,8 @@ __device__ __forceinline__ void schedule_warp(const ForwardParams& p, typename C
         count = list_union<C>(p, *d, rows, blocks, chunk, control.schedule[slot], lane);
       }
       if (lane == 0) control.schedule_count[slot] = count;
-      __threadfence_block();
-      __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(ptx::shared_address(&control.schedule_full[slot]));
+      // Every lane wrote entries, so every lane arrives.
+      ptx::barrier_arrive(ptx::shared_address(&control.schedule_full[slot]));
     }
   }
 }
@@ -216,7 +215,7 @@ __device__ __forceinline__ void load_warp(const ForwardParams& p, const ForwardM
         }
       }
       __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(ptx::shared_address(&control.schedule_empty[slot]));
+      ptx::barrier_arrive(ptx::shared_address(&control.schedule_empty[slot]));
     }
   }
 }
@@ -404,11 +403,8 @@ struct Consumer {
           run_chunk<false>(control.schedule[slot], count, first_use, *d);
         }
         first_use += count;
-        // Every warp reads the schedule by itself, so every warp says when it is done.
-        __syncwarp();
-        if ((thread & 31) == 0) {
-          ptx::barrier_arrive(ptx::shared_address(&control.schedule_empty[slot]));
-        }
+        // Every thread reads the schedule, so every thread says when it is done.
+        ptx::barrier_arrive(ptx::shared_address(&control.schedule_empty[slot]));
       }
       if ((thread & 31) == 0) ptx::barrier_arrive(ptx::shared_address(&control.q_empty[group]));
       // Located again: holding the item through the loop costs registers the loop does not have.
@@ -440,8 +436,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       ptx::barrier_init(ptx::shared_address(&control.q_empty[g]), 4);
     }
     for (int i = 0; i < 2; ++i) {
-      ptx::barrier_init(ptx::shared_address(&control.schedule_full[i]), 1);
-      ptx::barrier_init(ptx::shared_address(&control.schedule_empty[i]), 4 * C::kGroup + 1);
+      ptx::barrier_init(ptx::shared_address(&control.schedule_full[i]), 32);
+      ptx::barrier_init(ptx::shared_address(&control.schedule_empty[i]), 128 * C::kGroup + 32);
     }
     ptx::barrier_init_fence();
   }
