@@ -19,11 +19,8 @@ done
 
 targets=(fuzz_safetensors fuzz_backend_options)
 build=build/fuzz
-# ccache is a convenience: the preset asks for it, a machine without it builds without it.
-launcher=()
-command -v ccache >/dev/null || launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=)
 echo "fuzz.sh: building ${targets[*]} in $build"
-cmake --preset fuzz "${launcher[@]}" >/dev/null
+cmake --preset fuzz >/dev/null
 cmake --build "$build" --target "${targets[@]}"
 
 # Longest input in bytes: option texts gain nothing from length, and short ones run faster.
