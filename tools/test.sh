@@ -139,6 +139,7 @@ install_test() {
 
 asan() {
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+  export LSAN_OPTIONS=suppressions=$PWD/tools/lsan.supp:print_suppressions=0
   build asan
   run_tests asan -L fast
 }

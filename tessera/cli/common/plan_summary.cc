@@ -41,9 +41,11 @@ RoutingSummary summarize_plan(const Plan& plan, const BlockLayout& layout) {
   }
   double mass = 0;
   int64_t rows = 0;
-  for (size_t at = 0; at < plan.mass.size(); ++at) {
+  // A plan without rows still owns one element; its shape says how many count.
+  const int64_t entries = plan.mass.empty() ? 0 : plan.shape.rows();
+  for (int64_t at = 0; at < entries; ++at) {
     const int32_t row = static_cast<int32_t>(at % plan.shape.query_blocks);
-    const int64_t batch = at / (size_t(plan.shape.query_blocks) * plan.shape.heads);
+    const int64_t batch = at / (int64_t{plan.shape.query_blocks} * plan.shape.heads);
     if (is_dense(batch, row)) continue;
     mass += plan.mass[at];
     ++rows;
