@@ -11,7 +11,7 @@ function(tessera_add_cuda target)
   target_sources(${target} PRIVATE ${ARG_SOURCES})
   target_compile_definitions(${target} PRIVATE TESSERA_WITH_CUDA)
   set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-  # CMake 3.25 does not know CUDA 13's C++20 mode, so the flag is given by hand. -v prints registers and spills; tools/check_spills.py reads them.
+  # CMake 3.25 does not know CUDA 13's C++20 mode, so the flag is given by hand. -v prints registers and spills.
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xptxas=-v>")
   target_link_libraries(${target} PUBLIC CUDA::cudart_static)
 endfunction()
