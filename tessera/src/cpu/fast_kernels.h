@@ -91,7 +91,7 @@ struct ScoreTask {
   float q_tail_log2 =
       0;  // added to the terms of the last valid cell: log2 of its share of real rows
   float k_tail_log2 = 0;  // (0 unless partial cells are weighted)
-  int32_t query_blocks = 0, key_blocks = 0;
+  int32_t key_blocks = 0;
   int32_t first_block = 0, blocks = 0;
   float* scores = nullptr;  // [blocks][score_stride], natural log
   int64_t score_stride = 0;

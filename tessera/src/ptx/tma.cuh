@@ -18,8 +18,4 @@ __device__ __forceinline__ void tma_load_4d(uint32_t to, const CUtensorMap* map,
       : "memory");
 }
 
-__device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 }  // namespace tessera::ptx

@@ -240,7 +240,6 @@ class DocumentRouter {
     task.k_valid = internal::valid_cells(document_.key_length, config.n_k);
     task.q_tail_log2 = internal::tail_weight_log2(config, document_.query_length, config.n_q);
     task.k_tail_log2 = internal::tail_weight_log2(config, document_.key_length, config.n_k);
-    task.query_blocks = document_.query_blocks;
     task.key_blocks = document_.key_blocks;
     task.score_stride = document_.key_blocks;
     return task;

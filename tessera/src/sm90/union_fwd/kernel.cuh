@@ -309,8 +309,8 @@ struct Consumer {
     if (thread == 0) ptx::barrier_arrive(ptx::shared_address(&control.stage_empty[stage]));
   }
 
-  /// Scores of the tile in s become probabilities; kBounded: see softmax.cuh. Returns whether o
-  /// must be rescaled by the factors.
+  /// Scores of the tile in s become probabilities. kBounded: see softmax.cuh; otherwise the factors
+  /// say how o must be rescaled.
   template <bool kBounded>
   __device__ __forceinline__ void softmax(float (&s)[32], float& factor0, float& factor1) {
     if constexpr (kBounded) {
