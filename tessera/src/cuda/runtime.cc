@@ -93,25 +93,32 @@ Status encoder(EncodeFunction* out) {
 
 }  // namespace
 
-Status encode_tensor_map(const Bshd& t, int box_rows, const char* name, CUtensorMap* out) {
+Status encode_tensor_map(const Bshd& t, int box_rows, int box_halves, const char* name,
+                         CUtensorMap* out) {
   EncodeFunction encode = nullptr;
   TESSERA_RETURN_IF_ERROR(encoder(&encode));
-  constexpr int kOrder[4] = {3, 1, 2, 0};  // channel, token, head, batch
-  cuuint64_t size[4], stride[3];
-  for (int i = 0; i < 4; ++i) size[i] = static_cast<cuuint64_t>(t.size[kOrder[i]]);
-  for (int i = 1; i < 4; ++i) {
-    // A dimension of size 1 is never stepped over, and its stride may be anything in the caller's
-    // view.
-    const bool stepped = t.size[kOrder[i]] > 1;
-    const int64_t elements = stepped ? t.stride[kOrder[i]] : t.size[3] * t.size[2] * t.size[1];
-    stride[i - 1] = static_cast<cuuint64_t>(elements) * dtype_bytes(t.dtype);
-  }
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
-  const cuuint32_t step[4] = {1, 1, 1, 1};
+  constexpr int kHalf = 64;  // channels of 128 bytes, the width of the swizzle
+  const int element_bytes = static_cast<int>(dtype_bytes(t.dtype));
+  // A dimension of size 1 is never stepped over, and its stride may be anything in the caller's
+  // view.
+  const auto stride_of = [&](int dimension) {
+    const bool stepped = t.size[dimension] > 1;
+    const int64_t elements = stepped ? t.stride[dimension] : t.size[3] * t.size[2] * t.size[1];
+    return static_cast<cuuint64_t>(elements) * element_bytes;
+  };
+  // Channel in a half, token, half, head, batch.
+  const cuuint64_t size[5] = {
+      kHalf, static_cast<cuuint64_t>(t.size[1]), static_cast<cuuint64_t>(t.size[3] / kHalf),
+      static_cast<cuuint64_t>(t.size[2]), static_cast<cuuint64_t>(t.size[0])};
+  const cuuint64_t stride[4] = {stride_of(1), static_cast<cuuint64_t>(kHalf * element_bytes),
+                                stride_of(2), stride_of(0)};
+  const cuuint32_t box[5] = {kHalf, static_cast<cuuint32_t>(box_rows),
+                             static_cast<cuuint32_t>(box_halves), 1, 1};
+  const cuuint32_t step[5] = {1, 1, 1, 1, 1};
   const CUresult result = encode(
       out,
       t.dtype == Dtype::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      4, t.data, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      5, t.data, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return invalid_argument(cat("the driver refused a tensor map for ", name, " (CUresult ",

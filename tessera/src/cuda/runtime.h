@@ -32,9 +32,11 @@ Status device_facts(int index, DeviceFacts* out);
 /// kUnsupported unless the device has capability 9.0, naming the one got.
 Status require_sm90(int index, DeviceFacts* out);
 
-/// A rank-4 map over a [B, S, H, 128] view of 16-bit elements in the order channel, token, head,
-/// batch; boxes of 64 channels x `box_rows` tokens, 128-byte swizzle, zeros outside.
-Status encode_tensor_map(const Bshd& tensor, int box_rows, const char* name, CUtensorMap* out);
+/// A rank-5 map over a [B, S, H, 128] view of 16-bit elements in the order channel (of a half),
+/// token, half, head, batch; boxes of `box_halves` halves of `box_rows` tokens x 64 channels,
+/// 128-byte swizzle, zeros outside.
+Status encode_tensor_map(const Bshd& tensor, int box_rows, int box_halves, const char* name,
+                         CUtensorMap* out);
 
 /// The workspace of a call: large enough and on a 256-byte boundary. `query`: the function that
 /// sizes it.

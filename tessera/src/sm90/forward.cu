@@ -237,9 +237,9 @@ Status clear_outside(const AttentionProblem& problem, cudaStream_t stream) {
 
 Status make_maps(const AttentionProblem& problem, const Buffers& buffers, ForwardMaps* maps) {
   const AttentionParams& params = *problem.params;
-  TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(params.q, kBlock, "q", &maps->q));
-  TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(params.k, kBlock, "k", &maps->k));
-  TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(params.v, kBlock, "v", &maps->v));
+  TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(params.q, kBlock, 1, "q", &maps->q));
+  TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(params.k, kBlock, 2, "k", &maps->k));
+  TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(params.v, kBlock, 2, "v", &maps->v));
   maps->tail_k = maps->k;
   maps->tail_v = maps->v;
   const int64_t rows = int64_t{tail_slots(problem)} * kBlock;
@@ -253,8 +253,8 @@ Status make_maps(const AttentionProblem& problem, const Buffers& buffers, Forwar
     return view;
   };
   TESSERA_RETURN_IF_ERROR(
-      cuda::encode_tensor_map(tails(buffers.tail_k), kBlock, "k tails", &maps->tail_k));
-  return cuda::encode_tensor_map(tails(buffers.tail_v), kBlock, "v tails", &maps->tail_v);
+      cuda::encode_tensor_map(tails(buffers.tail_k), kBlock, 2, "k tails", &maps->tail_k));
+  return cuda::encode_tensor_map(tails(buffers.tail_v), kBlock, 2, "v tails", &maps->tail_v);
 }
 
 ForwardParams make_params(const AttentionProblem& problem, const Execution& exec,

@@ -23,7 +23,10 @@ int tiles_for(int32_t blocks, int cells) {
   return static_cast<int>((int64_t{blocks} * cells + kRouterTile - 1) / kRouterTile);
 }
 
-int64_t score_stride(int32_t key_blocks) { return (key_blocks + 3) / 4 * 4; }
+/// Blocks on one side of a score matrix, which is padded to whole tiles.
+int32_t padded_blocks(int32_t blocks, int cells) {
+  return tiles_for(blocks, cells) * (kRouterTile / cells);
+}
 
 struct Buffers {
   uint16_t* q_cells = nullptr;
@@ -40,7 +43,8 @@ size_t carve(const RouteProblem& problem, void* base, Buffers* out) {
     const Document& d = problem.layout.documents[n];
     q_rows = std::max<int64_t>(q_rows, tiles_for(d.query_blocks, p.config.n_q) * kRouterTile);
     k_rows = std::max<int64_t>(k_rows, tiles_for(d.key_blocks, p.config.n_k) * kRouterTile);
-    scores = std::max(scores, d.query_blocks * score_stride(d.key_blocks));
+    scores = std::max(scores, int64_t{padded_blocks(d.query_blocks, p.config.n_q)} *
+                                  padded_blocks(d.key_blocks, p.config.n_k));
   }
   const int64_t q_heads = p.q.size[0] * p.q.size[2], k_heads = p.k.size[0] * p.k.size[2];
   cuda::Carver carver(base);
@@ -149,18 +153,18 @@ Status launch_scores(const RouteProblem& problem, const Document& d, const Buffe
   ScoreParams p;
   p.heads = static_cast<int32_t>(params.q.size[2]);
   p.kv_ratio = static_cast<int32_t>(problem.ratio());
-  p.n_q = config.n_q;
-  p.n_k = config.n_k;
   p.q_tiles = tiles_for(d.query_blocks, config.n_q);
-  p.k_tiles = static_cast<int>((int64_t{d.key_blocks} * config.n_k + kKeyTile - 1) / kKeyTile);
+  p.k_tiles = tiles_for(d.key_blocks, config.n_k);
   p.query_blocks = d.query_blocks;
   p.key_blocks = d.key_blocks;
   p.q_valid = static_cast<int32_t>(internal::valid_cells(d.query_length, config.n_q));
   p.k_valid = static_cast<int32_t>(internal::valid_cells(d.key_length, config.n_k));
   p.q_tail_log2 = internal::tail_weight_log2(config, d.query_length, config.n_q);
   p.k_tail_log2 = internal::tail_weight_log2(config, d.key_length, config.n_k);
+  p.q_uneven = p.q_valid < d.query_blocks * config.n_q || p.q_tail_log2 != 0;
+  p.k_uneven = p.k_valid < d.key_blocks * config.n_k || p.k_tail_log2 != 0;
+  p.k_cells = buffers.k_cells;
   p.scores = buffers.scores;
-  p.score_stride = score_stride(d.key_blocks);
 
   const int64_t q_heads = params.q.size[0] * params.q.size[2];
   const auto cells = [](void* data, int32_t blocks, int n, int64_t heads) {
@@ -175,10 +179,10 @@ Status launch_scores(const RouteProblem& problem, const Document& d, const Buffe
   ScoreMaps maps;
   TESSERA_RETURN_IF_ERROR(
       cuda::encode_tensor_map(cells(buffers.q_cells, d.query_blocks, config.n_q, q_heads),
-                              kRouterTile, "q cells", &maps.q));
+                              kRouterTile, 2, "q cells", &maps.q));
   TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(
       cells(buffers.k_cells, d.key_blocks, config.n_k, params.k.size[0] * params.k.size[2]),
-      kKeyTile, "k cells", &maps.k));
+      kRouterTile, 2, "k cells", &maps.k));
   // As many CTAs as fit; all tiles are dealt out evenly, so that no second wave trails.
   p.tiles = static_cast<int32_t>(int64_t{p.q_tiles} * p.k_tiles * q_heads);
   const auto grid = static_cast<unsigned>(std::min(kScoreCtas * processors, p.tiles));
@@ -257,7 +261,8 @@ Status launch_select(const RouteProblem& problem, size_t document, const Buffers
   const Document& d = problem.layout.documents[document];
   const internal::RowBudget& budget = problem.budgets[document];
   p.scores = buffers.scores;
-  p.score_stride = score_stride(d.key_blocks);
+  p.score_rows = padded_blocks(d.query_blocks, problem.params->config.n_q);
+  p.score_stride = padded_blocks(d.key_blocks, problem.params->config.n_k);
   p.query_blocks = d.query_blocks;
   p.key_blocks = d.key_blocks;
   p.first_row = d.first_query_block;

@@ -70,29 +70,33 @@ __device__ __forceinline__ void softmax_step(float (&s)[32], float scale, RowSta
   row.sum1 = row.sum1 * rescale1 + sum1;
 }
 
-/// Sum of squares of this thread's two rows of a swizzled 64 x 128 tile of q.
+/// Where this lane's part of a fragment lies in a swizzled half tile (64 rows, 64 channels).
+/// `step`: which 16 channels, 0 to 3.
+__device__ __forceinline__ uint32_t fragment_address(uint32_t half_tile, int step, int thread) {
+  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane & 15);
+  return half_tile + row * 128 + (((step * 2 + (lane >> 4)) ^ (row & 7)) << 4);
+}
+
+/// Adds the squares of a fragment (64 x 16 of q) to those of the thread's two rows.
 template <class Wgmma>
-__device__ __forceinline__ float2 squared_norms(uint32_t q_tile, int thread) {
-  const int lane = thread & 31, tile_row = (thread >> 5) * 16 + (lane & 15);
-  float2 sum{0, 0};
+__device__ __forceinline__ void add_squares(float2& sum, const uint32_t (&fragment)[4]) {
 #pragma unroll
-  for (int k = 0; k < kHeadDim / 16; ++k) {
-    const int column = k * 16 + ((lane >> 4) << 3);
-    uint32_t part[4];
-    ptx::load_matrix_x4(part, q_tile + (column >> 6) * kBlock * 128 + tile_row * 128 +
-                                  ((((column & 63) >> 3) ^ (tile_row & 7)) << 4));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // parts 0 and 2: row lane / 4; 1 and 3: eight rows further
-      const float2 pair = Wgmma::unpack(part[i]);
-      float& to = i % 2 == 0 ? sum.x : sum.y;
-      to = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, to));
-    }
+  for (int i = 0; i < 4; ++i) {  // parts 0 and 2: row lane / 4; 1 and 3: eight rows further
+    const float2 pair = Wgmma::unpack(fragment[i]);
+    float& to = i % 2 == 0 ? sum.x : sum.y;
+    to = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, to));
   }
-  sum.x += __shfl_xor_sync(~0u, sum.x, 1);
-  sum.x += __shfl_xor_sync(~0u, sum.x, 2);
-  sum.y += __shfl_xor_sync(~0u, sum.y, 1);
-  sum.y += __shfl_xor_sync(~0u, sum.y, 2);
-  return sum;
+}
+
+/// The same for a half tile in shared memory.
+template <class Wgmma>
+__device__ __forceinline__ void add_squares(float2& sum, uint32_t half_tile, int thread) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    uint32_t fragment[4];
+    ptx::load_matrix_x4(fragment, fragment_address(half_tile, step, thread));
+    add_squares<Wgmma>(sum, fragment);
+  }
 }
 
 /// True in all 128 threads of the warpgroup if it is true in each. `barrier` is a named barrier of
@@ -110,13 +114,18 @@ __device__ __forceinline__ bool all_of_warpgroup(bool mine, int barrier) {
   return __shfl_sync(~0u, all, 0) != 0;
 }
 
-/// Decides for a query block and sets the bounds. `key_norm`: largest |k|^2. NaN and infinity in q
-/// or k fail the comparison and take the general path.
+/// Decides for a query block and sets the bounds. `q_norm`: squares of the thread's rows, its own
+/// share; `key_norm`: largest |k|^2. NaN and infinity in q or k fail the comparison and take the
+/// general path.
 template <class Wgmma>
-__device__ __forceinline__ bool start_bounded(RowState& row, uint32_t q_tile, int thread,
-                                              int barrier, int rows, float key_norm, float scale) {
+__device__ __forceinline__ bool start_bounded(RowState& row, float2 q_norm, int thread, int barrier,
+                                              int rows, float key_norm, float scale) {
   if constexpr (!Wgmma::kWideRange) return false;
-  const float2 q_norm = squared_norms<Wgmma>(q_tile, thread);
+#pragma unroll
+  for (int step = 1; step <= 2; step <<= 1) {
+    q_norm.x += __shfl_xor_sync(~0u, q_norm.x, step);
+    q_norm.y += __shfl_xor_sync(~0u, q_norm.y, step);
+  }
   // One part in a thousand covers the rounding of the norms and of the scores.
   const float bound0 = sqrtf(q_norm.x * key_norm) * scale * 1.001f;
   const float bound1 = sqrtf(q_norm.y * key_norm) * scale * 1.001f;

@@ -11,7 +11,8 @@
 namespace tessera::sm90 {
 
 struct ForwardMaps {
-  CUtensorMap q, k, v;         // rank 4: channel, token, head, batch; boxes of 64 x 64
+  // Channel, token, half, head, batch; boxes of 64 tokens x 64 channels, for k and v both halves.
+  CUtensorMap q, k, v;
   CUtensorMap tail_k, tail_v;  // zero-padded copies of ragged last blocks of packed documents
 };
 
@@ -46,24 +47,42 @@ __device__ __forceinline__ float key_norm_of(const ForwardParams& p, const Docum
                d.norm_slot);
 }
 
-/// One 64 x 128 tile as two swizzled halves of 64 columns.
-__device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap* map, int row, int head,
-                                          int batch, uint32_t barrier) {
-  ptx::tma_load_4d(to, map, 0, row, head, batch, barrier);
-  ptx::tma_load_4d(to + kBlock * 128, map, 64, row, head, batch, barrier);
+/// One half (64 channels) of 64 queries, swizzled.
+__device__ __forceinline__ void load_query_half(uint32_t to, const CUtensorMap* map, int half,
+                                                int row, int head, int batch, uint32_t barrier) {
+  ptx::tma_load_5d(to, map, 0, row, half, head, batch, barrier);
 }
 
-/// K and V of one key block. A ragged last block of a packed document comes from its zero-padded
-/// copy: the rows behind it belong to another document, and even a masked NaN there would poison P
-/// V.
+/// One 64 x 128 tile of keys or values as two swizzled halves.
+__device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap* map, int row, int head,
+                                          int batch, uint32_t barrier) {
+  ptx::tma_load_5d(to, map, 0, row, 0, head, batch, barrier);
+}
+
+/// Where K and V of a key block come from. A ragged last block of a packed document comes from its
+/// zero-padded copy: the rows behind it belong to another document, and even a masked NaN there
+/// would poison P V.
+struct KeyTile {
+  const CUtensorMap *k, *v;
+  int row;
+};
+
+template <bool kPacked>
+__device__ __forceinline__ KeyTile locate_keys(const ForwardMaps& maps, const DocumentInfo& d,
+                                               int block) {
+  const bool tail = kPacked && d.tail_slot >= 0 && block == d.key_blocks - 1;
+  return {tail ? &maps.tail_k : &maps.k, tail ? &maps.tail_v : &maps.v,
+          tail ? d.tail_slot * kBlock : d.key_start + block * kBlock};
+}
+
+/// K and V of one key block.
 template <bool kPacked>
 __device__ __forceinline__ void load_keys_values(const ForwardMaps& maps, const DocumentInfo& d,
                                                  int block, int kv_head, int batch, uint32_t to,
                                                  uint32_t tile_bytes, uint32_t barrier) {
-  const bool tail = kPacked && d.tail_slot >= 0 && block == d.key_blocks - 1;
-  const int row = tail ? d.tail_slot * kBlock : d.key_start + block * kBlock;
-  load_tile(to, tail ? &maps.tail_k : &maps.k, row, kv_head, batch, barrier);
-  load_tile(to + tile_bytes, tail ? &maps.tail_v : &maps.v, row, kv_head, batch, barrier);
+  const KeyTile tile = locate_keys<kPacked>(maps, d, block);
+  load_tile(to, tile.k, tile.row, kv_head, batch, barrier);
+  load_tile(to + tile_bytes, tile.v, tile.row, kv_head, batch, barrier);
 }
 
 }  // namespace tessera::sm90

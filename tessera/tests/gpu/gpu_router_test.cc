@@ -135,16 +135,19 @@ TEST_F(GpuRouter, ExactCells_MatchFp64_R1R2R3R4) {
   double worst = 0;
   for (int n_q : {1, 2, 4, 8}) {
     for (int n_k : {1, 2, 4, 8}) {
-      for (bool weighted : {false, true}) {
-        SCOPED_TRACE("n_q " + std::to_string(n_q) + " n_k " + std::to_string(n_k));
+      for (auto [weighted, amplitude] :
+           {std::pair{false, 2.0}, {true, 2.0}, {false, 8.0}, {true, 40.0}}) {
+        // The larger ones leave the range of fp32 powers, in some tiles or in all.
+        SCOPED_TRACE("n_q " + std::to_string(n_q) + " n_k " + std::to_string(n_k) + " amplitude " +
+                     std::to_string(amplitude));
         // A one-token tail on one side, a ragged one on the other; values constant in a cell, so
         // that every mean is exact and both sides round the same numbers.
         const int64_t sq = 64 * 5 - 63, sk = 64 * 21 + random.integer(1, 63);
         RouterCase c({.sq = sq, .sk = sk, .heads = 1, .kv_heads = 1, .dtype = Dtype::kBf16});
         testing::Tensor4 q_means({1, 64, 1, 128}, Dtype::kBf16);
         testing::Tensor4 k_means({1, 22 * 8, 1, 128}, Dtype::kBf16);
-        q_means.fill_random(random, 2);
-        k_means.fill_random(random, 2);
+        q_means.fill_random(random, amplitude);
+        k_means.fill_random(random, amplitude);
         c.q.fill([&](const auto& at) { return q_means.get({0, at[1] / (64 / n_q), 0, at[3]}); });
         c.k.fill([&](const auto& at) { return k_means.get({0, at[1] / (64 / n_k), 0, at[3]}); });
         RouteParams p = c.params();
@@ -174,7 +177,7 @@ TEST_F(GpuRouter, ExactCells_MatchFp64_R1R2R3R4) {
         ASSERT_EQ(want.size(), gpu.got.scores.size());
         for (size_t i = 0; i < want.size(); ++i) {
           const double error = std::abs(gpu.got.scores[i] - want[i]);
-          worst = std::max(worst, error);
+          if (amplitude <= 2) worst = std::max(worst, error);
           ASSERT_LE(error, 1e-5 * std::max(1.0, std::abs(want[i])))
               << "pair " << i << ", score " << want[i];
         }

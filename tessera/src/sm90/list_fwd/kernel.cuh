@@ -55,8 +55,10 @@ __global__ void __launch_bounds__(C::kThreads, 2)
     for (int i = 0; i < 1 + C::kStages; ++i) ptx::barrier_init(barriers + 8 * i, 1);
     ptx::barrier_init_fence();
     ptx::barrier_arrive_expect(barriers, C::kTileBytes);
-    load_tile(q_tile, &maps.q, d->query_start + item.block * kBlock, item.head, item.batch,
-              barriers);
+    for (int half = 0; half < 2; ++half) {
+      load_query_half(q_tile + half * kBlock * 128, &maps.q, half,
+                      d->query_start + item.block * kBlock, item.head, item.batch, barriers);
+    }
   }
   __syncthreads();
 
@@ -78,8 +80,11 @@ __global__ void __launch_bounds__(C::kThreads, 2)
   int block = __shfl_sync(~0u, walker.next(), 0);
   if (block >= 0) load(block, 0);
   ptx::barrier_wait(barriers, 0);
+  float2 q_norm{0, 0};
+  add_squares<Wgmma>(q_norm, q_tile, thread);
+  add_squares<Wgmma>(q_norm, q_tile + kBlock * 128, thread);
   const bool bounded =
-      start_bounded<Wgmma>(row, q_tile, thread, 1, d->query_length - item.block * kBlock,
+      start_bounded<Wgmma>(row, q_norm, thread, 1, d->query_length - item.block * kBlock,
                            key_norm_of(p, *d, item), p.scale_log2);
   for (int step = 0; block >= 0; ++step) {
     const int stage = step % C::kStages;

@@ -6,17 +6,15 @@
 
 namespace tessera::sm90 {
 
-// Pooled query rows of a score tile; the pooled buffers of both sides are padded to it.
+// Pooled rows of a score tile, on either side; the pooled buffers are padded to it. A warpgroup
+// forms the scores of 64 of the query rows.
 inline constexpr int kRouterTile = 128;
-// Pooled key rows of a score tile: narrow enough for three CTAs an SM. Running the next product
-// under the log-sum-exp (two accumulators, two CTAs an SM) was tried and lost 10-18 %.
-inline constexpr int kKeyTile = 64;
 inline constexpr int kMaxKeyBlocks = 4096;  // 262,144 keys
 inline constexpr int kMaxPlanRows = 5120;   // query blocks of a call, over all documents
 inline constexpr int kMaxRows = 1 << 22;    // batch * heads * query blocks: 32-bit counters suffice
 
 /// One side of the pooling launch. Cells go to `out` in the order the score kernel wants: a
-/// permuted row inside tiles of 128 (see permuted_row), tiles in order, heads outermost.
+/// permuted row inside tiles of 128 (see permuted_query_row), tiles in order, heads outermost.
 struct PoolSide {
   const void* data = nullptr;  // first token of the document
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
@@ -37,19 +35,19 @@ struct PoolParams {
 
 struct ScoreParams {
   int32_t heads = 0, kv_ratio = 1;  // query heads (per batch element)
-  int32_t n_q = 0, n_k = 0;
   int32_t q_tiles = 0, k_tiles = 0;
   int32_t tiles = 0;  // q_tiles * k_tiles * batch * heads
   int32_t query_blocks = 0, key_blocks = 0;
-  int32_t q_valid = 0, k_valid = 0;  // cells that own a token
+  int32_t q_valid = 0, k_valid = 0;         // cells that own a token
+  bool q_uneven = false, k_uneven = false;  // the last block's cells are not all alike
   float q_tail_log2 = 0, k_tail_log2 = 0;
-  float* scores = nullptr;  // f32 [batch * heads, query_blocks, score_stride]
-  int64_t score_stride = 0;
+  const uint16_t* k_cells = nullptr;  // bf16 [batch * kv heads, k_tiles * 128, 128]
+  float* scores = nullptr;  // f32 [batch * heads, q_tiles * 128 / n_q, k_tiles * 128 / n_k]
 };
 
 struct SelectParams {
-  const float* scores = nullptr;  // [heads_total, query_blocks, score_stride]
-  int64_t score_stride = 0;
+  const float* scores = nullptr;             // as ScoreParams
+  int32_t score_rows = 0, score_stride = 0;  // of a head; of a row
   int32_t query_blocks = 0, key_blocks = 0;
   int32_t first_row = 0;  // plan row of the document's first query block
   int32_t keep = 0;       // count, or cap for a mass budget
@@ -75,25 +73,15 @@ struct SelectParams {
   uint32_t dense_bits[kMaxPlanRows / 32] = {};  // rows of the plan that get no list
 };
 
-/// Where cell `cell` of block `block` lies on the query side, so that all cells of a block fall
-/// into accumulator rows of one thread (n <= 4) or of two neighbouring lane groups (n = 8). A
-/// thread of the score kernel holds rows r and r + 8 of both 64-row halves of a tile, r = lane / 4
-/// in its warp's 16.
+/// Where cell `cell` of block `block` lies on the query side. A thread of the score kernel holds
+/// rows r and r + 8 of its warp's 16, r = lane / 4; with more than two cells a block's rows belong
+/// to 2 or 4 neighbouring r.
 __host__ __device__ inline int permuted_query_row(int block, int cell, int n) {
-  const int per_tile = kRouterTile / n;
-  const int tile = block / per_tile, local = block % per_tile;
-  int half = 0, eight = 0, warp = 0, r = 0;
-  switch (n) {
-    case 1:  // 4 blocks a thread: half and eight come from the block
-      half = local / 64, warp = local % 64 / 16, eight = local % 16 / 8, r = local % 8;
-      break;
-    case 2: half = local / 32, warp = local % 32 / 8, r = local % 8, eight = cell; break;
-    case 4: warp = local / 8, r = local % 8, half = cell / 2, eight = cell % 2; break;
-    default:
-      warp = local / 4, r = local % 4 * 2 + cell / 4, half = cell % 4 / 2, eight = cell % 2;
-      break;
-  }
-  return tile * kRouterTile + half * 64 + warp * 16 + eight * 8 + r;
+  if (n == 1) return block;
+  const int lanes = n / 2;      // neighbouring r of a block
+  const int per_warp = 16 / n;  // blocks
+  const int r = block % per_warp * lanes + cell / 2;
+  return block / per_warp * 16 + cell % 2 * 8 + r;
 }
 
 /// The same for the key side: a thread holds columns 2c and 2c + 1 of every group of eight, c =

@@ -1,6 +1,10 @@
 // Block scores: pooled q times pooled k with wgmma, then the log-sum-exp over the n_q x n_k terms
-// of each block pair, all of which lie in registers of one thread (the pooling wrote them in that
+// of each block pair, which lie in registers of one to four threads (the pooling wrote them in that
 // order).
+//
+// The powers are summed as they are, without a maximum: fp32 holds 2^-126 to 2^127, far more than
+// real scores need. A sum outside a safe range is noticed, and its tile computed again with
+// maxima (score_exact.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -11,149 +15,121 @@
 #include "tessera/src/ptx/tma.cuh"
 #include "tessera/src/ptx/wgmma.cuh"
 #include "tessera/src/sm90/router/config.h"
+#include "tessera/src/sm90/router/score_exact.cuh"
 
 namespace tessera::sm90 {
 
-inline constexpr int kScoreThreads = 128;
-inline constexpr int kScoreCtas = 3;                                // on an SM
-inline constexpr uint32_t kQueryTileBytes = kRouterTile * 128 * 2;  // 32 KiB
-inline constexpr uint32_t kKeyTileBytes = kKeyTile * 128 * 2;       // 16 KiB
+inline constexpr int kScoreGroups = 2;  // warpgroups of a CTA, 64 rows of a tile each
+inline constexpr int kScoreThreads = 128 * kScoreGroups;
+inline constexpr int kScoreCtas = 2;  // on an SM: 16 warps hide each other's latencies
+inline constexpr uint32_t kScoreTileBytes = kRouterTile * 128 * 2;  // 32 KiB
 inline constexpr int kScoreStages = 2;
-inline constexpr size_t kScoreSharedBytes =
-    1024 + kQueryTileBytes + kScoreStages * kKeyTileBytes + 64;
-inline constexpr float kExcluded =
-    -1e30f;  // finite: a group of only such terms must not become NaN
+inline constexpr size_t kScoreSharedBytes = 1024 + (1 + kScoreStages) * kScoreTileBytes + 64;
 
 struct ScoreMaps {
-  CUtensorMap q, k;  // rank 4: channel, row, head, 1; boxes of 64 channels x one tile of rows
+  CUtensorMap q, k;  // channel, row, half, head, 1; boxes of one tile
 };
 
 /// A tile as two swizzled halves of 64 channels.
-template <int kRows>
-__device__ __forceinline__ void load_router_tile(uint32_t to, const CUtensorMap* map, int tile,
-                                                 int head, uint32_t barrier) {
-  ptx::barrier_arrive_expect(barrier, kRows * 256);
-  ptx::tma_load_4d(to, map, 0, tile * kRows, head, 0, barrier);
-  ptx::tma_load_4d(to + kRows * 128, map, 64, tile * kRows, head, 0, barrier);
+__device__ __forceinline__ void load_score_tile(uint32_t to, const CUtensorMap* map, int tile,
+                                                int head, uint32_t barrier) {
+  ptx::barrier_arrive_expect(barrier, kScoreTileBytes);
+  ptx::tma_load_5d(to, map, 0, tile * kRouterTile, 0, head, 0, barrier);
 }
 
-/// Terms of cells without a token are excluded; partial cells get their weight (0 when unweighted).
+/// Sums of powers of a thread's block pairs, and their way to memory.
 template <int kNq, int kNk>
-__device__ __forceinline__ void adjust_terms(float (&acc)[2][kKeyTile / 2], const ScoreParams& p,
-                                             int q_tile, int k_tile, int warp, int lane) {
-  // Which cell a row or column is follows from the permutation; edge tiles only.
-  const int r = lane >> 2, c = lane & 3;
+struct PairSums {
+  using Layout = ScoreLayout<kNq, kNk>;
+  static constexpr int kLanes = Layout::kLanes, kBlocks = Layout::kBlocks, kKeys = Layout::kKeys;
+  static constexpr int kOwn = kKeys / kLanes;  // keys that a thread writes, per query block
+  // Sums inside are exact to fp32 rounding: what was flushed to zero is at most 2^-126, and nothing
+  // overflowed. Compared as integers, which orders positive floats and puts NaN above.
+  static constexpr uint32_t kSmallest = 0x12800000;          // 2^-90
+  static constexpr uint32_t kSpan = 0x7b800000 - kSmallest;  // up to 2^120
+  float sum[kBlocks][kKeys];
+
+  __device__ __forceinline__ void form(const float (&acc)[64]) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < kNk; ++i) {
 #pragma unroll
-    for (int eight = 0; eight < 2; ++eight) {
-      int local, cell;
-      if constexpr (kNq == 1) {
-        local = half * 64 + warp * 16 + eight * 8 + r, cell = 0;
-      } else if constexpr (kNq == 2) {
-        local = half * 32 + warp * 8 + r, cell = eight;
-      } else if constexpr (kNq == 4) {
-        local = warp * 8 + r, cell = half * 2 + eight;
-      } else {
-        local = warp * 4 + r / 2, cell = r % 2 * 4 + half * 2 + eight;
-      }
-      const int q_cell = (q_tile * (kRouterTile / kNq) + local) * kNq + cell;
-      const bool q_out = q_cell >= p.q_valid;
-      const float q_bias = q_cell == p.q_valid - 1 ? p.q_tail_log2 : 0.0f;
+      for (int eight = 0; eight < 2; ++eight) {
+        const bool starts = i == 0 && (kBlocks == 2 || eight == 0);
 #pragma unroll
-      for (int j = 0; j < kKeyTile / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          int k_local, k_part;
-          if constexpr (kNk == 1) {
-            k_local = j * 8 + c * 2 + e, k_part = 0;
-          } else {
-            k_local = j / (kNk / 2) * 4 + c, k_part = j % (kNk / 2) * 2 + e;
-          }
-          const int k_cell = (k_tile * (kKeyTile / kNk) + k_local) * kNk + k_part;
-          float& term = acc[half][j * 4 + eight * 2 + e];
-          term += q_bias + (k_cell == p.k_valid - 1 ? p.k_tail_log2 : 0.0f);
-          if (q_out || k_cell >= p.k_valid) term = kExcluded;
+        for (int key = 0; key < kKeys; ++key) {
+          const int column = key * kNk + i;
+          const float power = ptx::exp2_approx(acc[column / 2 * 4 + eight * 2 + column % 2]);
+          float& to = sum[kBlocks == 2 ? eight : 0][key];
+          to = starts ? power : to + power;
         }
       }
     }
   }
-}
-
-/// Maximum of kTerms values and the sum of 2^(value - maximum), in short dependency chains.
-template <int kTerms, class Term>
-__device__ __forceinline__ float2 max_and_sum(Term term) {
-  constexpr int kChains = kTerms < 4 ? kTerms : 4;
-  float top[kChains], sum[kChains];
+  /// Threads that share a query block exchange sums until each holds its part of the keys complete:
+  /// thread h of kLanes those with key % kLanes == h, at the places of h = 0.
+  __device__ __forceinline__ void exchange(int lane) {
+    const int part = (lane >> 2) % kLanes;
 #pragma unroll
-  for (int i = 0; i < kTerms; ++i) {
-    top[i % kChains] = i < kChains ? term(i) : fmaxf(top[i % kChains], term(i));
-  }
+    for (int step = kLanes / 2; step > 0; step >>= 1) {
+      const bool upper = part & step;
 #pragma unroll
-  for (int i = 1; i < kChains; ++i) top[0] = fmaxf(top[0], top[i]);
-#pragma unroll
-  for (int i = 0; i < kTerms; ++i) {
-    const float power = ptx::exp2_approx(term(i) - top[0]);
-    sum[i % kChains] = i < kChains ? power : sum[i % kChains] + power;
-  }
-#pragma unroll
-  for (int i = 1; i < kChains; ++i) sum[0] += sum[i];
-  return {top[0], sum[0]};
-}
-
-template <int kNq, int kNk>
-__device__ __forceinline__ void reduce_and_store(float (&acc)[2][kKeyTile / 2],
-                                                 const ScoreParams& p, int flat_head, int q_tile,
-                                                 int k_tile, int warp, int lane) {
-  constexpr int kRows = kNq >= 4 ? 4 : kNq;             // of a thread's four rows, per query block
-  constexpr int kBlocks = 4 / kRows;                    // query blocks of a thread
-  constexpr int kColumnsPerKey = kNk;                   // of a thread's columns
-  constexpr int kKeys = kKeyTile / 4 / kColumnsPerKey;  // key blocks of a thread
-  constexpr float kLn2 = 0.6931471805599453f;
-  const int r = lane >> 2, c = lane & 3;
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-    int local;
-    if constexpr (kNq == 1) {
-      local = b / 2 * 64 + warp * 16 + b % 2 * 8 + r;
-    } else if constexpr (kNq == 2) {
-      local = b * 32 + warp * 8 + r;
-    } else if constexpr (kNq == 4) {
-      local = warp * 8 + r;
-    } else {
-      local = warp * 4 + r / 2;
-    }
-    const int query_block = q_tile * (kRouterTile / kNq) + local;
-    float* row = p.scores + (int64_t{flat_head} * p.query_blocks + query_block) * p.score_stride;
-#pragma unroll
-    for (int key = 0; key < kKeys; ++key) {
-      const auto term = [&](int i) -> float {
-        const int q_part = b * kRows + i / kColumnsPerKey;             // 0..3: half * 2 + eight
-        const int column = key * kColumnsPerKey + i % kColumnsPerKey;  // of the thread's columns
-        return acc[q_part / 2][column / 2 * 4 + q_part % 2 * 2 + column % 2];
-      };
-      float2 part = max_and_sum<kRows * kColumnsPerKey>(term);
-      if constexpr (kNq == 8) {  // the other four cells are in the lane four further
-        const float other_top = __shfl_xor_sync(~0u, part.x, 4);
-        const float other_sum = __shfl_xor_sync(~0u, part.y, 4);
-        const float top = fmaxf(part.x, other_top);
-        part.y =
-            part.y * ptx::exp2_approx(part.x - top) + other_sum * ptx::exp2_approx(other_top - top);
-        part.x = top;
-      }
-      int k_local;
-      if constexpr (kNk == 1) {
-        k_local = key / 2 * 8 + c * 2 + key % 2;
-      } else {
-        k_local = key * 4 + c;
-      }
-      const int key_block = k_tile * (kKeyTile / kNk) + k_local;
-      if (query_block < p.query_blocks && key_block < p.key_blocks && (kNq < 8 || (r & 1) == 0)) {
-        row[key_block] = (part.x + ptx::log2_approx(part.y)) * kLn2;
+      for (int key = 0; key < kOwn * step; ++key) {
+        const int low = key / step * kLanes + key % step, high = low + step;
+        const float keep = upper ? sum[0][high] : sum[0][low];
+        const float give = upper ? sum[0][low] : sum[0][high];
+        sum[0][low] = keep + __shfl_xor_sync(~0u, give, step * 4);
       }
     }
   }
-}
+  /// Writes the scores, also those of padding. `to`: where the thread's first key goes, per query
+  /// block. True if a sum cannot be trusted.
+  __device__ __forceinline__ bool store(float* const (&to)[kBlocks]) const {
+    uint32_t worst = 0;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const float total = sum[b][i * kLanes];
+        to[b][Layout::key_offset(i * kLanes)] = ptx::log2_approx(total) * kLn2;
+        worst = max(worst, __float_as_uint(total) - kSmallest);
+      }
+    }
+    return worst > kSpan;
+  }
+  /// As `store` answers, for real pairs only.
+  __device__ __forceinline__ bool doubtful(const ScoreParams& p, const ScoreTile& at, int group,
+                                           int warp, int lane) const {
+    bool any = false;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int query = at.q_tile * (kRouterTile / kNq) + Layout::query(group, warp, b, lane);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int key =
+            at.k_tile * (kRouterTile / kNk) + Layout::key(i * kLanes + (lane >> 2) % kLanes, lane);
+        any |= query < p.query_blocks && key < p.key_blocks &&
+               __float_as_uint(sum[b][i * kLanes]) - kSmallest > kSpan;
+      }
+    }
+    return any;
+  }
+};
+
+/// Whose turn it is at the tensor cores. Without it the warpgroups fall into step: all of them form
+/// products, then all of them powers, and each unit idles while the other works.
+struct Turn {
+  static constexpr int kFirstBarrier = 1;  // named barriers, one a warpgroup
+  int mine, next;
+
+  __device__ __forceinline__ explicit Turn(int group)
+      : mine(kFirstBarrier + group), next(kFirstBarrier + (group + 1) % kScoreGroups) {}
+  __device__ __forceinline__ void wait() const {
+    asm volatile("barrier.cta.sync %0, 256;" ::"r"(mine) : "memory");
+  }
+  __device__ __forceinline__ void pass() const {
+    asm volatile("barrier.cta.arrive %0, 256;" ::"r"(next) : "memory");
+  }
+};
 
 /// Persistent: each CTA takes an equal run of tiles in the order (head, query tile, key tile),
 /// keeping the q tile while it lasts and loading the next k tile during the arithmetic.
@@ -162,88 +138,113 @@ __global__ void __launch_bounds__(kScoreThreads, kScoreCtas)
     router_score_kernel(const __grid_constant__ ScoreMaps maps,
                         const __grid_constant__ ScoreParams p) {
   using Wgmma = ptx::WgmmaOf<__nv_bfloat16>;
+  using Layout = ScoreLayout<kNq, kNk>;
   extern __shared__ uint8_t shared[];
-  const uint32_t base = (ptx::shared_address(shared) + 1023) & ~1023u;
-  const uint32_t q_tile_at = base, k_tiles_at = base + kQueryTileBytes;
-  const uint32_t q_barrier = k_tiles_at + kScoreStages * kKeyTileBytes;
-  const uint32_t k_barriers = q_barrier + 8;
-  const int thread = threadIdx.x, lane = thread & 31;
-  const int warp = __shfl_sync(~0u, thread / 32, 0);
+  const uint32_t q_tile = (ptx::shared_address(shared) + 1023) & ~1023u;
+  const uint32_t k_tiles = q_tile + kScoreTileBytes;
+  const uint32_t q_full = k_tiles + kScoreStages * kScoreTileBytes;
+  const uint32_t k_full = q_full + 8, k_empty = k_full + 8 * kScoreStages;
+  const int lane = threadIdx.x & 31;
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 % 4, 0);
   const int first = static_cast<int>(int64_t{p.tiles} * blockIdx.x / gridDim.x);
-  const int last = static_cast<int>(int64_t{p.tiles} * (blockIdx.x + 1) / gridDim.x);
+  const int count = static_cast<int>(int64_t{p.tiles} * (blockIdx.x + 1) / gridDim.x) - first;
 
-  // Counters instead of divisions: the loop is short enough for those to show.
-  int k_tile = first % p.k_tiles, q_tile = first / p.k_tiles % p.q_tiles;
-  int flat_head = first / p.k_tiles / p.q_tiles;
-  const auto kv_head_of = [&](int head) {
-    return head / p.heads * (p.heads / p.kv_ratio) + head % p.heads / p.kv_ratio;
+  // Counters instead of divisions from here on: the loop is short enough for those to show.
+  ScoreTile at{first / p.k_tiles / p.q_tiles, first / p.k_tiles % p.q_tiles, first % p.k_tiles};
+  ScoreTile loading = at;  // of the next load
+  int loading_head = at.kv_head(p);
+  const auto load_keys = [&](int step) {  // thread 0 only
+    const int stage = step % kScoreStages;
+    load_score_tile(k_tiles + stage * kScoreTileBytes, &maps.k, loading.k_tile, loading_head,
+                    k_full + 8 * stage);
+    if (loading.advance(p)) loading_head = loading.kv_head(p);
   };
-  const auto load_keys = [&](int tile, int kv_head, int stage) {
-    load_router_tile<kKeyTile>(k_tiles_at + stage * kKeyTileBytes, &maps.k, tile, kv_head,
-                               k_barriers + 8 * stage);
-  };
-  if (thread == 0) {
-    for (int i = 0; i < 1 + kScoreStages; ++i) ptx::barrier_init(q_barrier + 8 * i, 1);
+  if (threadIdx.x == 0) {
+    ptx::barrier_init(q_full, 1);
+    for (int i = 0; i < kScoreStages; ++i) {
+      ptx::barrier_init(k_full + 8 * i, 1);
+      ptx::barrier_init(k_empty + 8 * i, kScoreThreads / 32);
+    }
     ptx::barrier_init_fence();
+    ptx::wait_for_previous_kernel();  // the pooled cells
+    load_score_tile(q_tile, &maps.q, at.q_tile, at.flat_head, q_full);
+    for (int step = 0; step < min(kScoreStages, count); ++step) load_keys(step);
   }
-  ptx::wait_for_previous_kernel();  // the pooled cells
-  int kv_head = kv_head_of(flat_head);
-  if (thread == 0) load_keys(k_tile, kv_head, 0);
   __syncthreads();
+  ptx::wait_for_previous_kernel();  // which may still read the scores that this one overwrites
 
+  using Sums = PairSums<kNq, kNk>;
+  const uint64_t q_operand = ptx::operand_descriptor(q_tile + group * 64 * 128, 16, 1024);
+  const uint64_t k_operand = ptx::operand_descriptor(k_tiles, 16, 1024);
+  float* to[Sums::kBlocks];  // where this thread's scores of the tile begin
+  const Turn turn(group);
+  if (group == kScoreGroups - 1) turn.pass();
   uint32_t q_parity = 0;
-  bool new_row = true;  // another (head, query tile): its q tile is not in shared memory yet
-  for (int tile = first; tile < last; ++tile) {
-    const int step = tile - first, stage = step % kScoreStages;
+  bool new_row = true;
+#pragma unroll 1
+  for (int step = 0; step < count; ++step) {
     if (new_row) {
-      if (thread == 0)
-        load_router_tile<kRouterTile>(q_tile_at, &maps.q, q_tile, flat_head, q_barrier);
-      ptx::barrier_wait(q_barrier, q_parity);
+#pragma unroll
+      for (int b = 0; b < Sums::kBlocks; ++b) {
+        to[b] = Layout::row(p, at, Layout::query(group, warp, b, lane)) +
+                Layout::key((lane >> 2) % Layout::kLanes, lane);
+      }
+      ptx::barrier_wait(q_full, q_parity);
       q_parity ^= 1;
     }
-    int next_k_tile = k_tile + 1, next_q_tile = q_tile, next_head = flat_head;
-    new_row = next_k_tile == p.k_tiles;
-    if (new_row) {
-      next_k_tile = 0;
-      if (++next_q_tile == p.q_tiles) {
-        next_q_tile = 0;
-        ++next_head;
-        kv_head = kv_head_of(next_head);
-      }
-    }
-    if (thread == 0 && tile + 1 < last) load_keys(next_k_tile, kv_head, (step + 1) % kScoreStages);
-    ptx::barrier_wait(k_barriers + 8 * stage, (step / kScoreStages) & 1);
-    float acc[2][kKeyTile / 2];
-    ptx::pin_registers(acc[0]);
-    ptx::pin_registers(acc[1]);
+    const uint32_t stage = step % kScoreStages, parity = step / kScoreStages & 1;
+    ptx::barrier_wait(k_full + 8 * stage, parity);
+    turn.wait();
+    float acc[64];
+    ptx::pin_registers(acc);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const uint32_t step_bytes = (k & 3) * 32;
-        Wgmma::multiply_kt_ss(
-            acc[half],
-            ptx::operand_descriptor(
-                q_tile_at + (k >> 2) * kRouterTile * 128 + half * 64 * 128 + step_bytes, 16, 1024),
-            ptx::operand_descriptor(
-                k_tiles_at + stage * kKeyTileBytes + (k >> 2) * kKeyTile * 128 + step_bytes, 16,
-                1024),
-            k > 0);
-      }
+    for (int k = 0; k < 8; ++k) {
+      // Addresses in descriptors count 16 bytes.
+      const uint32_t offset = ((k >> 2) * kRouterTile * 128 + (k & 3) * 32) >> 4;
+      Wgmma::multiply_kt128_ss(acc, q_operand + offset,
+                               k_operand + stage * (kScoreTileBytes >> 4) + offset, k > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::pin_registers(acc[0]);
-    ptx::pin_registers(acc[1]);
-    __syncthreads();  // both tiles may be refilled in the next step
-    if ((q_tile + 1) * kRouterTile >= p.q_valid || (k_tile + 1) * kKeyTile >= p.k_valid) {
-      adjust_terms<kNq, kNk>(acc, p, q_tile, k_tile, warp, lane);
+    ptx::pin_registers(acc);
+    if (group + 1 < kScoreGroups || step + 1 < count) turn.pass();
+    if (lane == 0) ptx::barrier_arrive(k_empty + 8 * stage);
+    if (at.q_edge(p)) {
+      const float bias[2] = {Layout::query_bias(p, at, group, warp, 0, lane),
+                             Layout::query_bias(p, at, group, warp, 1, lane)};
+#pragma unroll
+      for (int i = 0; i < 64; ++i) apply_bias(acc[i], bias[i / 2 % 2]);
     }
-    reduce_and_store<kNq, kNk>(acc, p, flat_head, q_tile, k_tile, warp, lane);
-    k_tile = next_k_tile;
-    q_tile = next_q_tile;
-    flat_head = next_head;
+    if (at.k_edge(p)) {
+#pragma unroll
+      for (int column = 0; column < 32; ++column) {
+        const float bias = Layout::key_bias(p, at, column, lane);
+#pragma unroll
+        for (int eight = 0; eight < 2; ++eight) {
+          apply_bias(acc[column / 2 * 4 + eight * 2 + column % 2], bias);
+        }
+      }
+    }
+    Sums sums;
+    sums.form(acc);
+    sums.exchange(lane);
+    bool bad = sums.store(to);
+    if (bad && at.has_padding(p)) bad = sums.doubtful(p, at, group, warp, lane);
+    if (__any_sync(~0u, bad)) score_exactly<kNq, kNk>(q_tile, p, at, group, warp, lane);
+#pragma unroll
+    for (int b = 0; b < Sums::kBlocks; ++b) to[b] += kRouterTile / kNk;
+    // Late, so that the other warpgroup is through with the stage by now.
+    if (threadIdx.x == 0 && step + kScoreStages < count) {
+      ptx::barrier_wait(k_empty + 8 * stage, parity);
+      load_keys(step + kScoreStages);
+    }
+    new_row = at.advance(p);
+    if (new_row && step + 1 < count) {
+      __syncthreads();  // the queries are still in use until here
+      if (threadIdx.x == 0) load_score_tile(q_tile, &maps.q, at.q_tile, at.flat_head, q_full);
+    }
   }
   ptx::let_next_kernel_start();
 }

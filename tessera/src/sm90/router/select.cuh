@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kSelectWarps * 32)
   const int64_t batch = flat_head / p.heads, head = flat_head % p.heads;
   const int64_t plan_row = p.first_row + block;
   ptx::wait_for_previous_kernel();  // the scores
-  const float* scores = p.scores + int64_t{flat_row} * p.score_stride;
+  const float* scores = p.scores + (int64_t{flat_head} * p.score_rows + block) * p.score_stride;
 
   RowSelector<kPerLane> row;
   if constexpr (kPerLane > kMaxRegisterKeys) {

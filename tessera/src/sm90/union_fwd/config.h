@@ -18,17 +18,22 @@ struct UnionFwdConfig {
   static constexpr bool kBalanced = kBalanced_;
   static constexpr bool kPacked = kPacked_;  // several documents, or rows outside them
   static constexpr int kGroup = 3;           // query blocks a CTA works on
-  static constexpr int kStages = 5;          // a sixth does not fit beside three Q tiles
+  static constexpr int kStages = 6;          // of K and V of one block
   static constexpr int kThreads = 128 * (kGroup + 1);
   static constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;  // 24 spills
   static constexpr int kQInRegisters = 4;  // of 8 k-steps of q; 6 no longer fit 160 registers
-  static constexpr int kMaxRunAhead =
-      3;  // union blocks a warpgroup may pass with a product pending
-  static constexpr int kChunkWords = 48;  // bitmap words scheduled at a time
+  // Union blocks a warpgroup may pass with a product pending; 4 and 5 are no faster.
+  static constexpr int kMaxRunAhead = 3;
+  static constexpr int kChunkWords = 32;  // bitmap words scheduled at a time
   static constexpr int kChunkBlocks = kChunkWords * 32;
 
   static constexpr uint32_t kTileBytes = kBlock * kHeadDim * 2;  // 16 KiB
   static constexpr uint32_t kStageBytes = 2 * kTileBytes;
+  // The channels of q that go to registers pass through a stage of the ring; the others have a
+  // place of their own, half a tile.
+  static constexpr uint32_t kHalfTileBytes = kTileBytes / 2;
+  static_assert(kQInRegisters == 4, "half a tile of q goes to registers");
+  static_assert(kGroup * kHalfTileBytes <= kStageBytes, "or the half tiles do not fit a stage");
 
   struct Control {
     uint16_t schedule[2][kChunkBlocks];  // see wanted_by()
@@ -41,7 +46,7 @@ struct UnionFwdConfig {
     int32_t issued;  // stages the producer has filled or begun to fill, in all
   };
   static constexpr size_t kSharedBytes =
-      1024 + kGroup * kTileBytes + kStages * kStageBytes + sizeof(Control);
+      1024 + kGroup * kHalfTileBytes + kStages * kStageBytes + sizeof(Control);
   static_assert(kSharedBytes <= 232448, "more than an SM offers: shrink kStages");
   static_assert(kMaxRunAhead < kStages, "a warpgroup that runs further ahead deadlocks the ring");
 };

@@ -164,31 +164,81 @@ __device__ __forceinline__ void schedule_warp(const ForwardParams& p, typename C
   }
 }
 
+/// Lane 0 of the loading warp: fills the stages of the ring and the resident halves of the q tiles.
 template <class C>
-__device__ __forceinline__ void load_warp(const ForwardParams& p, const ForwardMaps& maps,
-                                          typename C::Control& control, uint32_t q_tiles,
-                                          uint32_t stages, int lane) {
+struct Loader {
+  const ForwardParams& p;
+  const ForwardMaps& maps;
+  typename C::Control& control;
+  uint32_t q_high, stages;
+
   int stage = 0, issued = 0;
-  uint32_t stage_parity = 1, q_parity = 1, turn = 0;
-  volatile int32_t* announced = &control.issued;
-  for (int it = blockIdx.x; it < p.items; it += gridDim.x) {
-    const DocumentInfo* d;
-    const WorkItem item = locate_item<C>(p, it, d);
-    if (lane == 0) {
-      for (int g = 0; g < C::kGroup; ++g) {
-        const uint32_t full = ptx::shared_address(&control.q_full[g]);
-        ptx::barrier_wait(ptx::shared_address(&control.q_empty[g]), q_parity);
-        if (item.block + g < d->query_blocks) {
-          ptx::barrier_arrive_expect(full, C::kTileBytes);
-          load_tile(q_tiles + g * C::kTileBytes, &maps.q,
-                    d->query_start + (item.block + g) * kBlock, item.head, item.batch, full);
-        } else {
-          ptx::barrier_arrive(full);
-        }
+  uint32_t stage_parity = 1, q_parity = 1;
+
+  __device__ __forceinline__ void announce_stage() {
+    *static_cast<volatile int32_t*>(&control.issued) = ++issued;
+    if (++stage == C::kStages) {
+      stage = 0;
+      stage_parity ^= 1;
+    }
+  }
+  /// The halves of q that stay in shared memory first: their places are free when all warpgroups
+  /// are through with the item before, and blocks loaded ahead of that would let one warpgroup run
+  /// away from the others, which costs 6 % with independent lists. The halves that go to registers
+  /// take one stage together.
+  __device__ __forceinline__ void start_item(const DocumentInfo& d, const WorkItem& item) {
+    const int blocks = min(C::kGroup, d.query_blocks - item.block);
+    const int row = d.query_start + item.block * kBlock;
+    for (int g = 0; g < C::kGroup; ++g) {
+      const uint32_t full = ptx::shared_address(&control.q_full[g]);
+      ptx::barrier_wait(ptx::shared_address(&control.q_empty[g]), q_parity);
+      if (g < blocks) {
+        ptx::barrier_arrive_expect(full, C::kHalfTileBytes);
+        load_query_half(q_high + g * C::kHalfTileBytes, &maps.q, 1, row + g * kBlock, item.head,
+                        item.batch, full);
+      } else {
+        ptx::barrier_arrive(full);
       }
     }
     q_parity ^= 1;
+    const uint32_t full = ptx::shared_address(&control.stage_full[stage]);
+    ptx::barrier_wait(ptx::shared_address(&control.stage_empty[stage]), stage_parity);
+    ptx::barrier_arrive_expect(full, blocks * C::kHalfTileBytes);
+    for (int g = 0; g < blocks; ++g) {
+      load_query_half(stages + stage * C::kStageBytes + g * C::kHalfTileBytes, &maps.q, 0,
+                      row + g * kBlock, item.head, item.batch, full);
+    }
+    announce_stage();
+  }
+  /// From the moment a stage is free until its data has come, a warpgroup that runs ahead waits:
+  /// everything that can be known before stands before the wait.
+  __device__ __forceinline__ void load_block(const DocumentInfo& d, int batch, int kv_head,
+                                             int entry) {
+    const uint32_t to = stages + stage * C::kStageBytes;
+    const uint32_t full = ptx::shared_address(&control.stage_full[stage]);
+    const uint32_t empty = ptx::shared_address(&control.stage_empty[stage]);
+    const int skipped_by = C::kGroup - __popc(wanted_by(entry));
+    const KeyTile tile = locate_keys<C::kPacked>(maps, d, entry & 4095);
+    ptx::barrier_wait(empty, stage_parity);
+    ptx::barrier_arrive_expect(full, C::kStageBytes);
+    load_tile(to, tile.k, tile.row, kv_head, batch, full);
+    load_tile(to + C::kTileBytes, tile.v, tile.row, kv_head, batch, full);
+    announce_stage();
+    if (skipped_by > 0) ptx::barrier_arrive_n(empty, skipped_by);
+  }
+};
+
+template <class C>
+__device__ __forceinline__ void load_warp(const ForwardParams& p, const ForwardMaps& maps,
+                                          typename C::Control& control, uint32_t q_high,
+                                          uint32_t stages, int lane) {
+  Loader<C> loader{p, maps, control, q_high, stages};
+  uint32_t turn = 0;
+  for (int it = blockIdx.x; it < p.items; it += gridDim.x) {
+    const DocumentInfo* d;
+    const WorkItem item = locate_item<C>(p, it, d);
     const int kv_head = item.head / p.kv_ratio;
+    if (lane == 0) loader.start_item(*d, item);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks_of<C>(*d); ++chunk, ++turn) {
       const uint32_t slot = turn & 1;
@@ -197,21 +247,7 @@ __device__ __forceinline__ void load_warp(const ForwardParams& p, const ForwardM
       if (lane == 0) {
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
-          const int entry = control.schedule[slot][i], block = entry & 4095;
-          const int skipped_by = C::kGroup - __popc(wanted_by(entry));
-          const uint32_t to = stages + stage * C::kStageBytes;
-          const uint32_t full = ptx::shared_address(&control.stage_full[stage]);
-          const uint32_t empty = ptx::shared_address(&control.stage_empty[stage]);
-          ptx::barrier_wait(empty, stage_parity);
-          if (skipped_by > 0) ptx::barrier_arrive_n(empty, skipped_by);
-          ptx::barrier_arrive_expect(full, C::kStageBytes);
-          load_keys_values<C::kPacked>(maps, *d, block, kv_head, item.batch, to, C::kTileBytes,
-                                       full);
-          *announced = ++issued;
-          if (++stage == C::kStages) {
-            stage = 0;
-            stage_parity ^= 1;
-          }
+          loader.load_block(*d, item.batch, kv_head, control.schedule[slot][i]);
         }
       }
       __syncwarp();
@@ -247,7 +283,7 @@ struct Consumer {
 
   const ForwardParams& p;
   typename C::Control& control;
-  uint32_t q_tile, stages;
+  uint32_t q_high, stages;
   int group, thread;
 
   float o[64];
@@ -256,16 +292,23 @@ struct Consumer {
   bool first;       // no product has been added to o yet
   int seen_issued;  // last value read of control.issued
 
-  __device__ __forceinline__ void load_q_registers() {
-    const int lane = thread & 31;
-    const int tile_row = (thread >> 5) * 16 + (lane & 15);
+  /// Takes the low half of q out of ring use `use`. Returns the squares of this thread's share.
+  __device__ __forceinline__ float2 load_queries(int use, uint32_t q_parity) {
+    const int stage = use % C::kStages;
+    const uint32_t low = stages + stage * C::kStageBytes + group * C::kHalfTileBytes;
+    wait_stage(use);
+    float2 squares{0, 0};
 #pragma unroll
     for (int k = 0; k < C::kQInRegisters; ++k) {
-      const int column = k * 16 + ((lane >> 4) << 3);
-      const uint32_t address = q_tile + (column >> 6) * kBlock * 128 + tile_row * 128 +
-                               ((((column & 63) >> 3) ^ (tile_row & 7)) << 4);
-      ptx::load_matrix_x4(q_low[k], address);
+      ptx::load_matrix_x4(q_low[k], fragment_address(low, k, thread));
+      add_squares<Wgmma>(squares, q_low[k]);
     }
+    // All four warps have read it.
+    asm volatile("barrier.cta.sync %0, 128;" ::"r"(group + 1) : "memory");
+    release_stage(stage);
+    ptx::barrier_wait(ptx::shared_address(&control.q_full[group]), q_parity);
+    add_squares<Wgmma>(squares, q_high, thread);
+    return squares;
   }
 
   __device__ __forceinline__ void issue_scores(float (&s)[32], int stage) {
@@ -278,7 +321,8 @@ struct Consumer {
         const int r = k < C::kQInRegisters ? k : 0;
         Wgmma::multiply_kt_rs(s, q_low[r][0], q_low[r][1], q_low[r][2], q_low[r][3], keys, k > 0);
       } else {
-        Wgmma::multiply_kt_ss(s, ptx::operand_descriptor(q_tile + step, 16, 1024), keys, k > 0);
+        Wgmma::multiply_kt_ss(s, ptx::operand_descriptor(q_high + (k & 3) * 32, 16, 1024), keys,
+                              k > 0);
       }
     }
     ptx::wgmma_commit();
@@ -382,12 +426,11 @@ struct Consumer {
     for (int it = blockIdx.x; it < p.items; it += gridDim.x) {
       const DocumentInfo* d;
       const WorkItem item = locate_item<C>(p, it, d);
-      ptx::barrier_wait(ptx::shared_address(&control.q_full[group]), q_parity);
+      const float2 squares = load_queries(first_use++, q_parity);
       q_parity ^= 1;
-      load_q_registers();
       row = RowState{};
       first = true;
-      const bool bounded = start_bounded<Wgmma>(row, q_tile, thread, group + 1,
+      const bool bounded = start_bounded<Wgmma>(row, squares, thread, group + 1,
                                                 d->query_length - (item.block + group) * kBlock,
                                                 key_norm_of(p, *d, item), p.scale_log2);
 #pragma unroll
@@ -421,8 +464,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023) & ~1023u;
   uint8_t* aligned = shared + (base - ptx::shared_address(shared));
-  const uint32_t q_tiles = base, stages = base + C::kGroup * C::kTileBytes;
-  auto& control = *reinterpret_cast<typename C::Control*>(aligned + C::kGroup * C::kTileBytes +
+  const uint32_t q_high = base, stages = base + C::kGroup * C::kHalfTileBytes;
+  auto& control = *reinterpret_cast<typename C::Control*>(aligned + C::kGroup * C::kHalfTileBytes +
                                                           C::kStages * C::kStageBytes);
 
   if (threadIdx.x == 0) {
@@ -450,12 +493,12 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::give_registers_back<C::kProducerRegisters>();
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     const int lane = threadIdx.x & 31;
-    if (warp == 0) load_warp<C>(p, maps, control, q_tiles, stages, lane);
+    if (warp == 0) load_warp<C>(p, maps, control, q_high, stages, lane);
     if (warp == 1) schedule_warp<C>(p, control, lane);
   } else {
     ptx::take_registers<C::kConsumerRegisters>();
     const int group = warpgroup - 1;
-    Consumer<C> consumer{p,      control, q_tiles + group * C::kTileBytes,
+    Consumer<C> consumer{p,      control, q_high + group * C::kHalfTileBytes,
                          stages, group,   static_cast<int>(threadIdx.x) & 127};
     consumer.run();
   }
