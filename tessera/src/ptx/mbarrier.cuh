@@ -42,4 +42,15 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
+/// A word of shared memory that threads of the CTA read and write without a barrier.
+__device__ __forceinline__ void store_relaxed(uint32_t address, int value) {
+  asm volatile("st.relaxed.cta.shared.s32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ int load_relaxed(uint32_t address) {
+  int value;
+  asm volatile("ld.relaxed.cta.shared.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
 }  // namespace tessera::ptx

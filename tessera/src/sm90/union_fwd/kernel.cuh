@@ -176,7 +176,7 @@ struct Loader {
   uint32_t stage_parity = 1, q_parity = 1;
 
   __device__ __forceinline__ void announce_stage() {
-    *static_cast<volatile int32_t*>(&control.issued) = ++issued;
+    ptx::store_relaxed(ptx::shared_address(&control.issued), ++issued);
     if (++stage == C::kStages) {
       stage = 0;
       stage_parity ^= 1;
@@ -344,7 +344,9 @@ struct Consumer {
   /// Waits for use number `use` of the ring. Parity alone is ambiguous two rounds ahead, so the
   /// producer must first have announced it.
   __device__ __forceinline__ void wait_stage(int use) {
-    while (seen_issued <= use) seen_issued = *static_cast<volatile int32_t*>(&control.issued);
+    while (seen_issued <= use) {
+      seen_issued = ptx::load_relaxed(ptx::shared_address(&control.issued));
+    }
     ptx::barrier_wait(ptx::shared_address(&control.stage_full[use % C::kStages]),
                       (use / C::kStages) & 1);
   }
