@@ -431,7 +431,8 @@ def parse_arguments():
 
 def main():
     options = parse_arguments()
-    command = " ".join(sys.argv)
+    # Folder names of one machine do not belong into a record.
+    command = " ".join(pathlib.PurePath(a).name if "/" in a else a for a in sys.argv)
     left_out = {}
     restart_for_vsa(options.peers, left_out)
     if not torch.cuda.is_available():
