@@ -11,7 +11,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   list(APPEND tessera_warnings -Wno-restrict)
 endif()
 # Not under sanitizers: their instrumentation makes GCC see uninitialised values inside std::regex.
-if(TESSERA_DEVELOPER_MODE AND NOT TESSERA_SANITIZE)
+if((TESSERA_DEVELOPER_MODE OR H3_DEVELOPER_MODE) AND NOT TESSERA_SANITIZE)
   list(APPEND tessera_warnings -Werror)
 endif()
 target_compile_options(tessera_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${tessera_warnings}>")
