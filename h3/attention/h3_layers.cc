@@ -1,0 +1,80 @@
+// Shapes: published checkpoint configuration (DiT 56 heads x 128, refiner 2 blocks; Qwen3-VL-32B
+// text layers 0..49; ViT3D decoder 36 blocks of 32 x 64; audio projection block 8 x 256).
+#include "h3/attention/h3_layers.h"
+
+#include <fmt/format.h>
+
+namespace h3 {
+namespace {
+
+constexpr int kDenoiseBlocks = 50;
+constexpr int kRefinerBlocks = 2;
+constexpr int kTextLayers = 50;  // hidden state 50: later layers are not run
+constexpr int kVideoBlocks = 36;
+
+void add_stack(const LayerDescriptor& pattern, int count, fmt::string_view name,
+               ModelLayers* model) {
+  for (int i = 0; i < count; ++i) {
+    LayerDescriptor layer = pattern;
+    layer.index = i;
+    layer.name = fmt::format(fmt::runtime(name), i);
+    model->layers.push_back(std::move(layer));
+  }
+}
+
+void require_sdpa_outside_cuda(const Platform& platform, LayerDescriptor* layer) {
+  if (platform.cuda) return;
+  layer->required = BackendId::kTorchSdpa;
+  layer->required_why = "outside CUDA the VAE runs torch_sdpa directly";
+}
+
+}  // namespace
+
+ModelLayers minimax_h3_layers(const Platform& platform, const H3LayerOptions& options) {
+  ModelLayers model;
+  model.components = {
+      {"transformer", false}, {"text_encoder", true}, {"video_vae", true}, {"audio_vae", true}};
+
+  LayerDescriptor dit;
+  dit.component = "transformer";
+  dit.stack = LayerStack::kDenoise;
+  dit.heads = dit.kv_heads = 56;
+  dit.head_dim = 128;
+  dit.needs_packed = true;
+  dit.sequence_parallel = true;
+  add_stack(dit, kDenoiseBlocks, "blocks.{}.attn", &model);
+  dit.stack = LayerStack::kRefiner;
+  add_stack(dit, kRefinerBlocks, "token_refiner.blocks.{}.attn", &model);
+
+  LayerDescriptor text;
+  text.component = "text_encoder";
+  text.heads = 64;
+  text.kv_heads = 8;
+  text.head_dim = 128;
+  text.causal = true;
+  text.supported = {BackendId::kFa, BackendId::kTorchSdpa};
+  add_stack(text, kTextLayers, "model.language_model.layers.{}.self_attn", &model);
+
+  LayerDescriptor video;
+  video.component = "video_vae";
+  video.heads = video.kv_heads = 32;
+  video.head_dim = 64;
+  video.dtype = tessera::Dtype::kF16;
+  video.supported = {BackendId::kFa, BackendId::kTorchSdpa};
+  video.default_backend = options.video_vae_default;
+  require_sdpa_outside_cuda(platform, &video);
+  add_stack(video, kVideoBlocks, "decoder.transformer_blocks.{}.attn", &model);
+
+  LayerDescriptor audio;
+  audio.component = "audio_vae";
+  audio.heads = audio.kv_heads = 8;
+  audio.head_dim = 256;
+  audio.causal = true;
+  audio.supported = {BackendId::kFa, BackendId::kTorchSdpa};
+  audio.default_backend = BackendId::kTorchSdpa;
+  require_sdpa_outside_cuda(platform, &audio);
+  add_stack(audio, 1, "pre_block.attn", &model);
+  return model;
+}
+
+}  // namespace h3

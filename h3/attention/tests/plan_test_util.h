@@ -1,0 +1,70 @@
+// Shared by the tests of the plan library: a small model and the text of what was thrown.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "h3/attention/selection.h"
+#include "h3/common/error.h"
+
+namespace h3 {
+
+inline void PrintTo(BackendId id, std::ostream* out) { *out << to_text(id); }
+inline void PrintTo(SelectionStep step, std::ostream* out) { *out << to_text(step); }
+
+namespace testing {
+
+/// The Error that `f` throws; fails the test if there is none.
+inline Error thrown_by(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(ErrorCode::kInternal, "nothing was thrown");
+}
+
+inline void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    EXPECT_NE(text.find(part), std::string::npos) << "missing: " << part << "\nin: " << text;
+  }
+}
+
+inline LayerDescriptor denoise_layer(int index, const std::string& component = "transformer") {
+  LayerDescriptor layer;
+  layer.component = component;
+  layer.stack = LayerStack::kDenoise;
+  layer.index = index;
+  layer.name = "blocks." + std::to_string(index) + ".attn";
+  layer.heads = layer.kv_heads = 8;
+  layer.head_dim = 128;
+  layer.needs_packed = true;
+  layer.sequence_parallel = true;
+  return layer;
+}
+
+inline LayerDescriptor cross_layer(int index, const std::string& component = "transformer") {
+  LayerDescriptor layer = denoise_layer(index, component);
+  layer.name = "blocks." + std::to_string(index) + ".cross_attn";
+  layer.role = AttentionRole::kCross;
+  return layer;
+}
+
+inline LayerDescriptor dense_layer(const std::string& component) {
+  LayerDescriptor layer;
+  layer.component = component;
+  layer.name = "layers.0.attn";
+  layer.heads = layer.kv_heads = 8;
+  layer.head_dim = 128;
+  layer.supported = {BackendId::kTorchSdpa, BackendId::kFa};
+  return layer;
+}
+
+}  // namespace testing
+}  // namespace h3

@@ -1,0 +1,111 @@
+// `h3 attention`: which backend every attention layer would run and why; the support matrix.
+#include <memory>
+#include <string>
+
+#include "h3/attention/h3_layers.h"
+#include "h3/attention/report.h"
+#include "h3/cli/attention_options.h"
+#include "h3/cli/commands.h"
+#include "h3/common/error.h"
+#include "tessera/device.h"
+
+namespace h3::cli {
+namespace {
+
+struct Options {
+  bool explain = false, backends = false, json = false;
+  std::string device, capability;
+  int64_t tokens = 37760;  // 5 s at 1344 x 768
+  AttentionOptionTexts attention;
+};
+
+[[noreturn]] void refuse(const std::string& text, const std::string& hint) {
+  throw Error(ErrorCode::kInvalidArgument, text, hint);
+}
+
+// The first device that the kernels run on, or the one named.
+Platform detected_platform(const std::string& device) {
+  const std::vector<tessera::CudaDeviceInfo> devices = tessera::cuda_devices();
+  const bool any = device.empty() || device == "cuda";
+  for (const tessera::CudaDeviceInfo& d : devices) {
+    if (any ? d.usable || !device.empty() : device == "cuda:" + std::to_string(d.index)) {
+      return cuda_platform(d.major, d.minor, tessera::built_with_cuda());
+    }
+  }
+  if (device.empty()) return cpu_platform();
+  refuse("--device " + device + " is not here; this build sees " + std::to_string(devices.size()) +
+             " CUDA devices",
+         "use --device cpu, or say what the device would be: --capability 9.0");
+}
+
+Platform platform_of(const Options& options) {
+  const std::string device = folded(options.device);
+  const bool cuda = device == "cuda" || device.starts_with("cuda:");
+  if (!device.empty() && device != "cpu" && !cuda) {
+    refuse("--device is '" + options.device + "'; accepted: cpu, cuda, cuda:N",
+           "write --device cpu");
+  }
+  if (options.capability.empty()) {
+    return device == "cpu" ? cpu_platform() : detected_platform(device);
+  }
+  if (device == "cpu") {
+    refuse("--capability " + options.capability + " contradicts --device cpu",
+           "leave one of them out");
+  }
+  // A device that is described need not be here, and neither do its kernels.
+  const Capability c = capability_from_text(options.capability);
+  return cuda_platform(c.major, c.minor);
+}
+
+int run_attention(const Options& options, const GlobalOptions& global) {
+  if (options.explain == options.backends) {
+    refuse("h3 attention needs exactly one of --explain and --backends",
+           "see `h3 attention --help`");
+  }
+  if (options.backends) {
+    print_text(options.json ? backends_json() : backends_text());
+    return kExitOk;
+  }
+  const AttentionChoices choices = attention_choices(options.attention, global);
+  const Platform platform = platform_of(options);
+  const AttentionPlan plan = resolve_attention(minimax_h3_layers(platform), choices, platform);
+  if (options.json) {
+    print_text(plan_json(plan));
+    return kExitOk;
+  }
+  const std::string kept = kept_text(plan, options.tokens);
+  std::string text = plan_text(plan);
+  if (!kept.empty()) {
+    text += "\na sequence of " + std::to_string(options.tokens) + " tokens keeps " + kept + "\n";
+  }
+  if (!options.capability.empty() && !tessera::built_with_cuda()) {
+    message("note: this build holds no CUDA kernels; the table assumes a build that does");
+  }
+  print_text(text);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_attention_command(CLI::App& app, GlobalOptions& global) {
+  auto options = std::make_shared<Options>();
+  CLI::App* sub =
+      add_command(app, global, "attention", "Say which attention backend every layer runs, and why",
+                  "h3 attention --explain --capability 9.0 --component-attention-backends "
+                  "transformer=subblock_sparse_attn",
+                  [options, &global] { return run_attention(*options, global); });
+  sub->add_flag("--explain", options->explain, "Print the resolved table");
+  sub->add_flag("--backends", options->backends, "Print names and capabilities of all backends");
+  sub->add_flag("--json", options->json, "Print one JSON document on stdout");
+  sub->add_option("--device", options->device, "cpu, cuda or cuda:N; default: what is here")
+      ->type_name("DEVICE");
+  sub->add_option("--capability", options->capability,
+                  "Plan for a CUDA device of this compute capability, such as 9.0")
+      ->type_name("X.Y");
+  sub->add_option("--tokens", options->tokens, "Sequence length for the kept count")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31))
+      ->type_name("N");
+  add_attention_options(sub, options->attention);
+}
+
+}  // namespace h3::cli
