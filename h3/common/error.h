@@ -15,8 +15,8 @@ enum class ErrorCode {
   kInternal,         // a defect of the engine
 };
 
-/// what() is "message; hint". The message names the value got and the values accepted, the hint what
-/// to try next.
+/// what() is "message; hint". The message names the value got and the values accepted, the hint
+/// what to try next.
 class Error : public std::exception {
  public:
   Error(ErrorCode code, std::string message, std::string hint = {})
