@@ -1,7 +1,7 @@
-# CUDA kernels inside the one static library. Machine code only for the listed architectures (no PTX), the
-# runtime linked statically: the result needs nothing but a driver.
+# CUDA kernels inside the one static library. Machine code only for the listed architectures ("-real": no
+# PTX travels along), the runtime linked statically: the result needs nothing but a driver.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 90a)
+  set(CMAKE_CUDA_ARCHITECTURES 90a-real)
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit 13.0 REQUIRED)

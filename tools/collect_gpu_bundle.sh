@@ -30,14 +30,19 @@ for file in "${binaries[@]}"; do
 done
 cp tools/bench_vs_peers.py tools/peers_attention.py tools/peers_router_triton.py "$out/"
 
-# Everything beyond the C and C++ runtimes travels along: the latter are linked in, and a second copy
-# beside a Python process would only get in torch's way.
+# Highway travels along, because Debian has no static library of it. The C++ runtime is linked in (a second
+# copy beside a Python process would only get in torch's way), fmt is header-only in a CUDA build, and any
+# other library is a dependency that slipped in.
 needed() { ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u; }
 while read -r library; do
   case $(basename "$library") in
     libc.so.* | libm.so.* | libdl.so.* | libpthread.so.* | librt.so.* | libstdc++.so.* | \
       libgcc_s.so.*) ;;
-    *) cp -L "$library" "$out/" ;;
+    libhwy.so.*) cp -L "$library" "$out/" ;;
+    *)
+      echo "collect_gpu_bundle.sh: the binaries need $library, which no machine with only a driver has;" \
+        "link it statically or header-only" >&2
+      exit 1 ;;
   esac
 done < <(needed "${binaries[@]}")
 

@@ -8,7 +8,6 @@
 #include "tessera/cli/common/attention_choice.h"
 #include "tessera/cli/common/engine.h"
 #include "tessera/cli/common/output.h"
-#include "tessera/cli/common/plan_file.h"
 #include "tessera/cli/common/plan_summary.h"
 #include "tessera/cli/common/progress.h"
 #include "tessera/device.h"
@@ -91,14 +90,8 @@ Status run_attend(const Options& options, const GlobalOptions& global) {
     TESSERA_RETURN_IF_ERROR(check_output_path(options.output, choice.plan_path));
   }
   Input input;
-  TESSERA_RETURN_IF_ERROR(load_input(options.input, true, &input));
-  TESSERA_RETURN_IF_ERROR(with_context(input.path, check_device_tensor(device, input.q)));
   Plan plan;
-  if (result.mode == "routed") {
-    TESSERA_RETURN_IF_ERROR(resolve_routing(choice.routing, input, &routing));
-  } else if (result.mode == "plan") {
-    TESSERA_RETURN_IF_ERROR(read_plan(choice.plan_path, input, &plan));
-  }
+  TESSERA_RETURN_IF_ERROR(open_choice(choice, options.input, device, &input, &routing, &plan));
   TESSERA_RETURN_IF_ERROR(check_finite(input, global.threads));
 
   std::unique_ptr<std::byte[]> out;

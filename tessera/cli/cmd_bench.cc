@@ -304,6 +304,7 @@ void add_bench_command(CLI::App& app, GlobalOptions& global) {
   sub->add_option("--density", options->densities,
                   "Share of key blocks in sparse lists; on CUDA may be repeated (CPU: 0.25; CUDA: "
                   "what --sparsity 0.75 keeps)")
+      ->check(accepts_number<double>("a share in (0, 1]"))
       ->type_name("X");
   sub->add_option("--lists", options->lists, "CUDA: form of the plans, index or bitmap")
       ->capture_default_str()

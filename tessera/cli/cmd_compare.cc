@@ -10,7 +10,6 @@
 #include "tessera/cli/common/attention_choice.h"
 #include "tessera/cli/common/engine.h"
 #include "tessera/cli/common/output.h"
-#include "tessera/cli/common/plan_file.h"
 #include "tessera/cli/common/plan_summary.h"
 #include "tessera/cli/common/progress.h"
 #include "tessera/cli/common/timing.h"
@@ -173,14 +172,9 @@ Status run_compare(const Options& options, const GlobalOptions& global) {
   Routing routing;
   TESSERA_RETURN_IF_ERROR(check_choice(options.choice, &device, &routing));
   Input input;
-  TESSERA_RETURN_IF_ERROR(load_input(options.input, true, &input));
-  TESSERA_RETURN_IF_ERROR(with_context(input.path, check_device_tensor(device, input.q)));
   Plan plan;
-  if (options.choice.plan_path.empty()) {
-    TESSERA_RETURN_IF_ERROR(resolve_routing(options.choice.routing, input, &routing));
-  } else {
-    TESSERA_RETURN_IF_ERROR(read_plan(options.choice.plan_path, input, &plan));
-  }
+  TESSERA_RETURN_IF_ERROR(
+      open_choice(options.choice, options.input, device, &input, &routing, &plan));
   TESSERA_RETURN_IF_ERROR(check_finite(input, global.threads));
 
   Runs runs;

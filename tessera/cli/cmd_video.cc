@@ -124,20 +124,23 @@ void add_video_command(CLI::App& app, GlobalOptions& global) {
   const std::string group = "Clip";
   sub->add_option("--tokens", study.grid.max_tokens,
                   "Most tokens to use; picks size and frames (8192)")
+      ->check(accepts_number<int64_t>("a whole number, 1 or more"))
       ->group(group)
       ->type_name("N");
   sub->add_option("--size", options->size, "Scale frames to this, multiples of 32 pixels")
       ->group(group)
       ->type_name("WxH");
   sub->add_option("--frames", study.grid.frames, "Use this many frames, a multiple of 4")
+      ->check(accepts_number<int>("a multiple of 4, at least 4"))
       ->group(group)
       ->type_name("N");
   sub->add_option("--heads", study.qkv.heads, "Attention heads, 1 to 64 (4)")
+      ->check(accepts_number<int>("1 to 64"))
       ->group(group)
       ->type_name("H");
   sub->add_option("--seed", options->seed, "Seed of the q and k projections (1)")
+      ->check(accepts_number<int64_t>("a whole number, 0 or more"))
       ->group(group)
-
       ->type_name("N");
   add_routing_options(sub, options->routing);
 }

@@ -15,6 +15,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "tessera/execution.h"
 #include "tessera/status.h"
@@ -44,6 +45,20 @@ int exit_code(const Status& status);
 CLI::App* add_command(CLI::App& app, GlobalOptions& global, const std::string& name,
                       const std::string& description, const std::string& example,
                       std::function<Status()> run);
+
+/// A check for options of type T: refuses text that is no such number, or that `fits` rejects, and
+/// says what is accepted. `accepted` reads like "1 or more".
+template <class T>
+CLI::Validator accepts_number(
+    std::string accepted, std::function<bool(T)> fits = [](T) { return true; }) {
+  return CLI::Validator(
+      [accepted = std::move(accepted), fits = std::move(fits)](const std::string& text) {
+        T value{};
+        if (CLI::detail::lexical_cast(text, value) && fits(value)) return std::string();
+        return "'" + text + "' is not accepted; accepted: " + accepted;
+      },
+      "");
+}
 
 /// An Execution on the CPU with the user's thread count and no progress hook.
 Execution make_execution(const GlobalOptions& global);

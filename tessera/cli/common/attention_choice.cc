@@ -6,6 +6,9 @@
 #include <new>
 #include <vector>
 
+#include "tessera/cli/commands.h"
+#include "tessera/cli/common/plan_file.h"
+
 namespace tessera::cli {
 
 void add_choice_options(CLI::App* sub, ChoiceOptions& options, bool with_dense) {
@@ -31,6 +34,14 @@ Status check_choice(const ChoiceOptions& options, Device* device, Routing* routi
         fmt::format("{} exclude each other; give one of them", fmt::join(choices, " and ")));
   }
   return check_routing_options(options.routing, routing);
+}
+
+Status open_choice(const ChoiceOptions& choice, const InputOptions& options, const Device& device,
+                   Input* input, Routing* routing, Plan* plan) {
+  TESSERA_RETURN_IF_ERROR(load_input(options, true, input));
+  TESSERA_RETURN_IF_ERROR(with_context(input->path, check_device_tensor(device, input->q)));
+  if (!choice.plan_path.empty()) return read_plan(choice.plan_path, *input, plan);
+  return choice.dense ? Status() : resolve_routing(choice.routing, *input, routing);
 }
 
 AttentionParams attention_params(const Input& input, const InputOptions& options, void* out,

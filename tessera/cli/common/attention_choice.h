@@ -30,6 +30,11 @@ void add_choice_options(CLI::App* sub, ChoiceOptions& options, bool with_dense);
 /// routing options.
 Status check_choice(const ChoiceOptions& options, Device* device, Routing* routing);
 
+/// Opens the input, checks that `device` can hold it, and then reads the plan file or, unless the
+/// choice is dense, completes `routing` for the input. Call check_choice first.
+Status open_choice(const ChoiceOptions& choice, const InputOptions& options, const Device& device,
+                   Input* input, Routing* routing, Plan* plan);
+
 /// Attention over `input` into caller memory. An absent `plan`, and a plan without rows (no
 /// document), is dense.
 AttentionParams attention_params(const Input& input, const InputOptions& options, void* out,

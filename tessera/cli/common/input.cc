@@ -216,10 +216,12 @@ void add_input_options(CLI::App* sub, InputOptions& options) {
       ->type_name("IN");
   sub->add_option("--softmax-scale", options.softmax_scale,
                   "Factor on q k^T; 0 = 1 / sqrt(head width)")
+      ->check(accepts_number<float>("a positive number, or 0 for 1 / sqrt(D)"))
       ->type_name("X");
   sub->add_option("--max-seqlen", options.max_seqlen,
                   "Packed input: refuse documents longer than this; 0 = no check")
-      ->check(CLI::NonNegativeNumber)
+      ->check(accepts_number<int64_t>("a whole number of tokens, 0 or more",
+                                      [](int64_t n) { return n >= 0; }))
       ->type_name("N");
 }
 

@@ -101,24 +101,33 @@ void add_routing_options(CLI::App* sub, RoutingOptions& options) {
   auto add = [&](const char* flag, auto& target, const char* help, const char* type) {
     return sub->add_option(flag, target, help)->group(group)->type_name(type);
   };
+  // Text that is no number; ranges are checked in check_routing_options.
+  const auto add_number = [&]<class T>(const char* flag, T& target, const char* accepted,
+                                       const char* help, const char* type = "N") {
+    return add(flag, target, help, type)->check(accepts_number<T>(accepted));
+  };
   CLI::Option* sparsity =
-      add("--sparsity", budget.sparsity,
-          "Share of key blocks to drop at most, [0, 1); the default budget is 0.75", "X");
-  CLI::Option* keep = add("--keep", budget.keep, "Key blocks to keep per query block", "N");
+      add_number("--sparsity", budget.sparsity, "a share in [0, 1)",
+                 "Share of key blocks to drop at most, [0, 1); the default budget is 0.75", "X");
+  CLI::Option* keep = add_number("--keep", budget.keep, "a whole number of key blocks, 1 or more",
+                                 "Key blocks to keep per query block");
   CLI::Option* mass =
-      add("--mass", budget.mass,
-          "Keep the fewest blocks whose estimated softmax mass reaches this, (0, 1]", "P");
+      add_number("--mass", budget.mass, "a share in (0, 1]",
+                 "Keep the fewest blocks whose estimated softmax mass reaches this, (0, 1]", "P");
   sparsity->excludes(keep)->excludes(mass);
   keep->excludes(mass);
-  add("--min-keep", budget.min_keep, "With --mass: floor per query block (1)", "N");
-  add("--max-keep", budget.max_keep, "With --mass: cap per query block; 0 = none", "N");
-  add("--granularity", budget.granularity,
-      "With --sparsity: round the kept count up to a multiple of this (8)", "N");
+  add_number("--min-keep", budget.min_keep, "a whole number, 1 or more",
+             "With --mass: floor per query block (1)");
+  add_number("--max-keep", budget.max_keep, "a whole number, 0 (no cap) or more",
+             "With --mass: cap per query block; 0 = none");
+  add_number("--granularity", budget.granularity, "a whole number, 1 or more",
+             "With --sparsity: round the kept count up to a multiple of this (8)");
   sub->add_flag("--exact-rounding", budget.exact_rounding,
                 "With --sparsity: forgive the last bit, so that (1 - 0.7) * 80 is 24")
       ->group(group);
-  add("--n-q", options.config.n_q, "Query cells per block: 1, 2, 4 or 8 (4)", "N");
-  add("--n-k", options.config.n_k, "Key cells per block: 1, 2, 4 or 8 (4)", "N");
+  add_number("--n-q", options.config.n_q, "1, 2, 4 or 8",
+             "Query cells per block: 1, 2, 4 or 8 (4)");
+  add_number("--n-k", options.config.n_k, "1, 2, 4 or 8", "Key cells per block: 1, 2, 4 or 8 (4)");
   sub->add_flag("--weight-partial-cells", options.config.weight_partial_cells,
                 "Weight a partial cell by its share of real tokens")
       ->group(group);
@@ -126,7 +135,8 @@ void add_routing_options(CLI::App* sub, RoutingOptions& options) {
       "Documents with fewer keys run dense; default: 0 for [B, S, H, D] input, 4096 for packed "
       "input (as the published backend)",
       "N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(accepts_number<int64_t>("a whole number of keys, 0 or more",
+                                      [](int64_t n) { return n >= 0; }));
   add("--protect-blocks", options.protect_blocks,
       "Key blocks every routed row keeps, inside its budget: 0,3,5-9", "LIST");
   add("--dense-query-blocks", options.dense_query_blocks,

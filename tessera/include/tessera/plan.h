@@ -74,15 +74,16 @@ struct PlanStats {
   double mean_kept = 0;                // over sparse rows
   double density() const { return total_pairs ? double(kept_pairs) / double(total_pairs) : 0.0; }
 };
+/// Of a valid plan in host memory, as the two functions below. Allocates nothing.
 PlanStats plan_stats(const PlanView& plan, const BlockLayout& layout);
 
 /// Sharing factor of groups of `group` consecutive query blocks of a document: listed blocks /
 /// blocks in the union. 1 = no overlap, `group` = identical lists. Dense rows are left out; 0 for
-/// group < 1.
+/// group < 1. Needs memory for the lists of two rows; throws std::bad_alloc where there is none.
 double sharing_factor(const PlanView& plan, const BlockLayout& layout, int group);
 
 /// Mean Jaccard overlap |A & B| / |A | B| of the lists of neighbouring query blocks; 0 without
-/// pairs.
+/// pairs. Needs memory for the lists of three rows; throws std::bad_alloc where there is none.
 double neighbour_overlap(const PlanView& plan, const BlockLayout& layout);
 
 }  // namespace tessera

@@ -169,6 +169,16 @@ void read_row(const PlanView& plan, const BlockLayout& layout, const RowId& row,
   }
 }
 
+int32_t row_size(const PlanView& plan, const BlockLayout& layout, const RowId& row) {
+  const int32_t key_blocks = layout.owner(static_cast<int32_t>(row.query_block)).key_blocks;
+  if (is_dense_row(plan, row)) return key_blocks;
+  if (!plan.bitmap.present()) return count_at(plan, row);
+  const uint32_t* words = bitmap_row(plan, row);
+  int32_t kept = 0;
+  for (int32_t j = 0; j < key_blocks; ++j) kept += words[j / 32] >> (j % 32) & 1u;
+  return kept;
+}
+
 int64_t plan_batch(const PlanView& plan) {
   return plan.bitmap.present() ? plan.bitmap.size[0] : plan.index.size[0];
 }

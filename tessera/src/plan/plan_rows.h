@@ -22,6 +22,9 @@ bool is_dense_row(const PlanView& plan, const RowId& row);
 void read_row(const PlanView& plan, const BlockLayout& layout, const RowId& row,
               std::vector<int32_t>* out);
 
+/// Number of key blocks that read_row gives.
+int32_t row_size(const PlanView& plan, const BlockLayout& layout, const RowId& row);
+
 /// Batch and head counts of whichever form is present.
 int64_t plan_batch(const PlanView& plan);
 int64_t plan_heads(const PlanView& plan);

@@ -73,12 +73,10 @@ PlanStats plan_stats(const PlanView& plan, const BlockLayout& layout) {
   PlanStats stats;
   stats.min_kept = std::numeric_limits<int32_t>::max();
   int64_t sparse_kept = 0;
-  std::vector<int32_t> ids;
   for_each_document(plan, layout, [&](int64_t b, int64_t h, const Document& d) {
     for (int32_t i = 0; i < d.query_blocks; ++i) {
       const RowId row{b, h, d.first_query_block + i};
-      internal::read_row(plan, layout, row, &ids);
-      const int32_t kept = static_cast<int32_t>(ids.size());
+      const int32_t kept = internal::row_size(plan, layout, row);
       ++stats.rows;
       stats.kept_pairs += kept;
       stats.total_pairs += d.key_blocks;

@@ -1,11 +1,10 @@
-// Prepares and launches the sm_90 attention kernels: workspace, tensor maps, bitmaps, document
-// tables.
+// Prepares and launches the sm_90 attention kernels: bitmaps, tails, tensor maps.
 #include <algorithm>
-#include <numbers>
 
 #include "tessera/src/common/cat.h"
 #include "tessera/src/cuda/runtime.h"
 #include "tessera/src/sm90/forward.h"
+#include "tessera/src/sm90/forward_setup.h"
 #include "tessera/src/sm90/list_fwd/kernel.cuh"
 #include "tessera/src/sm90/prepare.cuh"
 #include "tessera/src/sm90/router/config.h"
@@ -18,72 +17,8 @@ using internal::cat;
 
 namespace {
 
-/// Device buffers of one call, carved from the workspace.
-struct Buffers {
-  uint32_t* bitmap = nullptr;  // [B, H, rows, words]
-  uint16_t* tail_k = nullptr;  // [Hkv, slots * 64, 128]
-  uint16_t* tail_v = nullptr;
-  PlanFault* fault = nullptr;
-  float* key_norms = nullptr;  // [B, Hkv, documents]
-};
-
-int words_of(const AttentionProblem& problem) { return (problem.layout.max_key_blocks + 31) / 32; }
-
-bool is_packed(const AttentionProblem& problem) { return !problem.params->cu_seqlens.empty(); }
-
-bool has_ragged_tail(const Document& d) { return d.key_length % kBlock != 0; }
-
-/// Documents [first, last) of one launch.
-struct Span {
-  size_t first = 0, last = 0;
-};
-
-std::vector<Span> launches_of(const AttentionProblem& problem) {
-  std::vector<Span> spans;
-  const size_t n = problem.layout.documents.size();
-  for (size_t i = 0; i < n; i += kMaxDocuments) {
-    spans.push_back({i, std::min(n, i + kMaxDocuments)});
-  }
-  return spans;
-}
-
-int tail_slots(const AttentionProblem& problem) {
-  if (!is_packed(problem)) return 0;  // the tensor's own end gives zeros
-  return static_cast<int>(std::count_if(problem.layout.documents.begin(),
-                                        problem.layout.documents.end(), has_ragged_tail));
-}
-
-int64_t norm_count(const AttentionProblem& problem) {
-  return problem.batch * problem.kv_heads *
-         static_cast<int64_t>(std::max<size_t>(1, problem.layout.documents.size()));
-}
-
-size_t carve(const AttentionProblem& problem, void* base, Buffers* out) {
-  cuda::Carver carver(base);
-  Buffers buffers;
-  buffers.fault = carver.take<PlanFault>(1);
-  buffers.key_norms = carver.take<float>(norm_count(problem));
-  if (problem.params->plan) {
-    buffers.bitmap = carver.take<uint32_t>(problem.batch * problem.heads *
-                                           problem.layout.query_blocks * words_of(problem));
-  }
-  if (const int64_t slots = tail_slots(problem); slots > 0) {
-    const int64_t elements = problem.kv_heads * slots * kBlock * kHeadDim;
-    buffers.tail_k = carver.take<uint16_t>(elements);
-    buffers.tail_v = carver.take<uint16_t>(elements);
-  }
-  if (out != nullptr) *out = buffers;
-  return carver.used();
-}
-
-/// A bitmap plan taken as it is: the kernels cut it to the real blocks, so it cannot be wrong, only
-/// odd.
-bool uses_given_bitmap(const AttentionProblem& problem, const Execution& exec) {
-  const auto& plan = problem.params->plan;
-  return plan && plan->bitmap.present() && !plan->dense_rows.present() && !exec.check_plan;
-}
-
-Status build_bitmaps(const AttentionProblem& problem, const Buffers& buffers, cudaStream_t stream) {
+Status build_bitmaps(const AttentionProblem& problem, const ForwardBuffers& buffers,
+                     cudaStream_t stream) {
   const PlanView& plan = *problem.params->plan;
   BitmapParams p;
   if (plan.bitmap.present()) {
@@ -145,7 +80,7 @@ std::string fault_text(const PlanFault& f) {
 }
 
 /// Waits for the bitmaps and turns a fault into a Status. Not legal during graph capture.
-Status read_fault(const Buffers& buffers, cudaStream_t stream) {
+Status read_fault(const ForwardBuffers& buffers, cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   TESSERA_RETURN_IF_CUDA_ERROR(cudaStreamIsCapturing(stream, &capture));
   if (capture != cudaStreamCaptureStatusNone) {
@@ -160,7 +95,8 @@ Status read_fault(const Buffers& buffers, cudaStream_t stream) {
   return fault.code == kNoFault ? Status() : invalid_argument(fault_text(fault));
 }
 
-Status copy_tails(const AttentionProblem& problem, const Buffers& buffers, cudaStream_t stream) {
+Status copy_tails(const AttentionProblem& problem, const ForwardBuffers& buffers,
+                  cudaStream_t stream) {
   const int slots = tail_slots(problem);
   const AttentionParams& params = *problem.params;
   for (const auto& [tensor, out] :
@@ -184,7 +120,8 @@ Status copy_tails(const AttentionProblem& problem, const Buffers& buffers, cudaS
   return {};
 }
 
-Status measure_keys(const AttentionProblem& problem, const Buffers& buffers, cudaStream_t stream) {
+Status measure_keys(const AttentionProblem& problem, const ForwardBuffers& buffers,
+                    cudaStream_t stream) {
   const Bshd& k = problem.params->k;
   TESSERA_RETURN_IF_CUDA_ERROR(
       cudaMemsetAsync(buffers.key_norms, 0, norm_count(problem) * sizeof(float), stream));
@@ -219,23 +156,15 @@ Status clear_outside(const AttentionProblem& problem, cudaStream_t stream) {
       documents.empty() ? 0 : documents.back().query_start + documents.back().query_length;
   p.tokens = params.q.size[1] - p.first_token;
   if (p.tokens <= 0) return {};
-  p.out = params.out.data;
-  p.out_batch = params.out.stride[0];
-  p.out_token = params.out.stride[1];
-  p.out_head = params.out.stride[2];
-  if (params.lse.present()) {
-    p.lse = static_cast<float*>(params.lse.data);
-    p.lse_batch = params.lse.stride[0];
-    p.lse_head = params.lse.stride[1];
-    p.lse_token = params.lse.stride[2];
-  }
+  set_outputs(params, &p);
   clear_rows_kernel<<<dim3(static_cast<unsigned>(p.tokens), static_cast<unsigned>(problem.heads),
                            static_cast<unsigned>(problem.batch)),
                       64, 0, stream>>>(p);
   return cuda::check(cudaGetLastError(), "clear_rows_kernel");
 }
 
-Status make_maps(const AttentionProblem& problem, const Buffers& buffers, ForwardMaps* maps) {
+Status make_maps(const AttentionProblem& problem, const ForwardBuffers& buffers,
+                 ForwardMaps* maps) {
   const AttentionParams& params = *problem.params;
   TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(params.q, kBlock, 1, "q", &maps->q));
   TESSERA_RETURN_IF_ERROR(cuda::encode_tensor_map(params.k, kBlock, 2, "k", &maps->k));
@@ -257,61 +186,6 @@ Status make_maps(const AttentionProblem& problem, const Buffers& buffers, Forwar
   return cuda::encode_tensor_map(tails(buffers.tail_v), kBlock, 2, "v tails", &maps->tail_v);
 }
 
-ForwardParams make_params(const AttentionProblem& problem, const Execution& exec,
-                          const Buffers& buffers, Span span, int group) {
-  const AttentionParams& params = *problem.params;
-  ForwardParams p;
-  int slot = 0;
-  for (size_t i = 0; i < span.last; ++i) {
-    const Document& d = problem.layout.documents[i];
-    const bool tail = is_packed(problem) && has_ragged_tail(d);
-    const int own_slot = tail ? slot++ : -1;
-    if (i < span.first) continue;
-    DocumentInfo& info = p.documents[p.document_count++];
-    info.query_start = static_cast<int32_t>(d.query_start);
-    info.query_length = static_cast<int32_t>(d.query_length);
-    info.key_start = static_cast<int32_t>(d.key_start);
-    info.query_blocks = d.query_blocks;
-    info.key_blocks = d.key_blocks;
-    info.last_block_keys = static_cast<int32_t>(d.key_length - int64_t{d.key_blocks - 1} * kBlock);
-    info.first_plan_row = d.first_query_block;
-    info.first_item = p.items_per_head;
-    info.tail_slot = own_slot;
-    info.norm_slot = static_cast<int32_t>(i);
-    p.items_per_head += (d.query_blocks + group - 1) / group;
-  }
-  p.batch = static_cast<int32_t>(problem.batch);
-  p.heads = static_cast<int32_t>(problem.heads);
-  p.kv_ratio = static_cast<int32_t>(problem.heads / problem.kv_heads);
-  p.items = p.batch * p.heads * p.items_per_head;
-  if (uses_given_bitmap(problem, exec)) {
-    p.bitmap = static_cast<const uint32_t*>(params.plan->bitmap.data);
-    p.bitmap_batch = params.plan->bitmap.stride[0];
-    p.bitmap_head = params.plan->bitmap.stride[1];
-    p.bitmap_row = params.plan->bitmap.stride[2];
-  } else if (params.plan) {
-    p.bitmap = buffers.bitmap;
-    p.bitmap_row = words_of(problem);
-    p.bitmap_head = p.bitmap_row * problem.layout.query_blocks;
-    p.bitmap_batch = p.bitmap_head * problem.heads;
-    p.fault = &buffers.fault->code;
-  }
-  p.out = params.out.data;
-  p.out_batch = params.out.stride[0];
-  p.out_token = params.out.stride[1];
-  p.out_head = params.out.stride[2];
-  if (params.lse.present()) {
-    p.lse = static_cast<float*>(params.lse.data);
-    p.lse_batch = params.lse.stride[0];
-    p.lse_head = params.lse.stride[1];
-    p.lse_token = params.lse.stride[2];
-  }
-  p.key_norms = buffers.key_norms;
-  p.norm_stride = static_cast<int32_t>(problem.layout.documents.size());
-  p.scale_log2 = static_cast<float>(double{problem.scale} * std::numbers::log2e);
-  return p;
-}
-
 template <class C, class Kernel>
 Status launch(Kernel kernel, const ForwardMaps& maps, const ForwardParams& p, int grid,
               cudaStream_t stream) {
@@ -331,8 +205,8 @@ Status run_forward(const AttentionProblem& problem, const Execution& exec, int g
   const auto stream = static_cast<cudaStream_t>(exec.stream);
   const size_t needed = forward_workspace(problem);
   TESSERA_RETURN_IF_ERROR(cuda::check_workspace(exec.workspace, needed, "attention_workspace"));
-  Buffers buffers;
-  carve(problem, exec.workspace.data, &buffers);
+  ForwardBuffers buffers;
+  carve_forward(problem, exec.workspace.data, &buffers);
   if (problem.params->plan && !uses_given_bitmap(problem, exec)) {
     TESSERA_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(buffers.fault, 0, sizeof(PlanFault), stream));
     TESSERA_RETURN_IF_ERROR(build_bitmaps(problem, buffers, stream));
@@ -400,7 +274,7 @@ std::string refuse_forward(const AttentionProblem& problem) {
 }
 
 size_t forward_workspace(const AttentionProblem& problem) {
-  return carve(problem, nullptr, nullptr);
+  return carve_forward(problem, nullptr, nullptr);
 }
 
 Status run_union(const AttentionProblem& problem, const Execution& exec) {

@@ -6,14 +6,9 @@
 
 #include "tessera/src/ptx/wgmma.cuh"
 #include "tessera/src/sm90/attention_params.h"
+#include "tessera/src/sm90/plan_fault.h"
 
 namespace tessera::sm90 {
-
-/// The first broken rule of a plan, found on the device. `code` is claimed with one atomic.
-enum FaultCode : int32_t { kNoFault, kBadCount, kBadId, kDuplicateId, kBadBit };
-struct PlanFault {
-  int32_t code = 0, batch = 0, head = 0, row = 0, slot = 0, value = 0, limit = 0;
-};
 
 struct BitmapParams {
   const int32_t* index = nullptr;  // list form

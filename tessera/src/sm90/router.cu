@@ -11,6 +11,7 @@
 #include "tessera/src/sm90/router/pool.cuh"
 #include "tessera/src/sm90/router/score.cuh"
 #include "tessera/src/sm90/router/select.cuh"
+#include "tessera/src/sm90/router/setup.h"
 
 namespace tessera::sm90 {
 
@@ -18,43 +19,6 @@ using internal::cat;
 using internal::RouteProblem;
 
 namespace {
-
-int tiles_for(int32_t blocks, int cells) {
-  return static_cast<int>((int64_t{blocks} * cells + kRouterTile - 1) / kRouterTile);
-}
-
-/// Blocks on one side of a score matrix, which is padded to whole tiles.
-int32_t padded_blocks(int32_t blocks, int cells) {
-  return tiles_for(blocks, cells) * (kRouterTile / cells);
-}
-
-struct Buffers {
-  uint16_t* q_cells = nullptr;
-  uint16_t* k_cells = nullptr;
-  float* scores = nullptr;
-};
-
-/// Sized for the largest document; documents use the buffers one after the other.
-size_t carve(const RouteProblem& problem, void* base, Buffers* out) {
-  const RouteParams& p = *problem.params;
-  int64_t q_rows = 0, k_rows = 0, scores = 0;
-  for (size_t n = 0; n < problem.layout.documents.size(); ++n) {
-    if (problem.dense_document[n]) continue;
-    const Document& d = problem.layout.documents[n];
-    q_rows = std::max<int64_t>(q_rows, tiles_for(d.query_blocks, p.config.n_q) * kRouterTile);
-    k_rows = std::max<int64_t>(k_rows, tiles_for(d.key_blocks, p.config.n_k) * kRouterTile);
-    scores = std::max(scores, int64_t{padded_blocks(d.query_blocks, p.config.n_q)} *
-                                  padded_blocks(d.key_blocks, p.config.n_k));
-  }
-  const int64_t q_heads = p.q.size[0] * p.q.size[2], k_heads = p.k.size[0] * p.k.size[2];
-  cuda::Carver carver(base);
-  Buffers buffers;
-  buffers.q_cells = carver.take<uint16_t>(q_heads * q_rows * 128);
-  buffers.k_cells = carver.take<uint16_t>(k_heads * k_rows * 128);
-  buffers.scores = carver.take<float>(q_heads * scores);
-  if (out != nullptr) *out = buffers;
-  return carver.used();
-}
 
 Status check_tensors(const RouteProblem& problem) {
   const RouteParams& p = *problem.params;
@@ -106,7 +70,7 @@ PoolSide pool_side(const Bshd& tensor, int64_t start, int64_t tokens, int32_t bl
   return side;
 }
 
-Status launch_pool(const RouteProblem& problem, const Document& d, const Buffers& buffers,
+Status launch_pool(const RouteProblem& problem, const Document& d, const RouterBuffers& buffers,
                    cudaStream_t stream) {
   const RouteParams& p = *problem.params;
   PoolParams pool;
@@ -146,7 +110,7 @@ ScoreKernel score_kernel_for(int n_q, int n_k) {
   }
 }
 
-Status launch_scores(const RouteProblem& problem, const Document& d, const Buffers& buffers,
+Status launch_scores(const RouteProblem& problem, const Document& d, const RouterBuffers& buffers,
                      int processors, cudaStream_t stream) {
   const RouteParams& params = *problem.params;
   const RouterConfig& config = params.config;
@@ -256,7 +220,7 @@ SelectParams select_outputs(const RouteProblem& problem, const RouteOutputs& out
   return p;
 }
 
-Status launch_select(const RouteProblem& problem, size_t document, const Buffers& buffers,
+Status launch_select(const RouteProblem& problem, size_t document, const RouterBuffers& buffers,
                      SelectParams p, cudaStream_t stream) {
   const Document& d = problem.layout.documents[document];
   const internal::RowBudget& budget = problem.budgets[document];
@@ -296,7 +260,9 @@ Status launch_defaults(const RouteProblem& problem, const SelectParams& p, cudaS
 
 }  // namespace
 
-size_t router_workspace(const RouteProblem& problem) { return carve(problem, nullptr, nullptr); }
+size_t router_workspace(const RouteProblem& problem) {
+  return carve_router(problem, nullptr, nullptr);
+}
 
 Status route_cuda(const RouteProblem& problem, const Execution& exec, const RouteOutputs& out) {
   TESSERA_RETURN_IF_ERROR(check_tensors(problem));
@@ -306,8 +272,8 @@ Status route_cuda(const RouteProblem& problem, const Execution& exec, const Rout
   TESSERA_RETURN_IF_ERROR(scope.status());
   const size_t needed = router_workspace(problem);
   TESSERA_RETURN_IF_ERROR(cuda::check_workspace(exec.workspace, needed, "route_workspace"));
-  Buffers buffers;
-  carve(problem, exec.workspace.data, &buffers);
+  RouterBuffers buffers;
+  carve_router(problem, exec.workspace.data, &buffers);
   const auto stream = static_cast<cudaStream_t>(exec.stream);
   const SelectParams outputs = select_outputs(problem, out);
   TESSERA_RETURN_IF_ERROR(launch_defaults(problem, outputs, stream));

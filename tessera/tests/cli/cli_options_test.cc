@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -164,6 +165,26 @@ TEST(Ranges, NameTheValueAndWhatIsAccepted) {
     const Outcome run = run_tessera(
         {"route", folder.path("absent"), "-o", folder.path("out"), option[0], option[1]}, folder);
     expect_usage_error(run, {option[0], option[1]});
+  }
+}
+
+TEST(Ranges, TextThatIsNoNumber_NamesWhatIsAccepted) {
+  const TempFolder folder;
+  const std::vector<std::array<std::string, 3>> cases = {
+      {"--sparsity", "much", "[0, 1)"},
+      {"--keep", "1.5", "1 or more"},
+      {"--keep", "99999999999", "1 or more"},
+      {"--mass", "half", "(0, 1]"},
+      {"--max-keep", "x", "0 (no cap) or more"},
+      {"--granularity", "x", "1 or more"},
+      {"--n-q", "four", "1, 2, 4 or 8"},
+      {"--min-seq-len", "-3", "0 or more"},
+      {"--max-seqlen", "x", "0 or more"},
+      {"--softmax-scale", "x", "a positive number, or 0"},
+      {"--repeat", "x", "1 to 1000"}};
+  for (const auto& [flag, value, accepted] : cases) {
+    expect_usage_error(run_tessera({"compare", folder.path("absent"), flag, value}, folder),
+                       {flag, value, accepted});
   }
 }
 
