@@ -6,20 +6,22 @@
 #   --no-install      do not install packages
 #   --no-sanitizers   leave out the asan and tsan builds
 #   --no-fuzz         leave out the fuzzers
-#   --fuzz-seconds N  time per fuzz target (default 60)
+#   --no-h3           leave out the engine and the Python package (both need PyTorch, 5.5 GB)
+#   --fuzz-seconds N  time per fuzz target (default 30)
 # Can be run again at any time; builds in build/ are reused. Logs are in build/test-logs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-usage() { sed -n '2,10s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
 
-quick=false install=true sanitizers=true fuzz=true fuzz_seconds=60
+quick=false install=true sanitizers=true fuzz=true engine=true fuzz_seconds=30
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --quick) quick=true ;;
     --no-install) install=false ;;
     --no-sanitizers) sanitizers=false ;;
     --no-fuzz) fuzz=false ;;
+    --no-h3) engine=false ;;
     --fuzz-seconds)
       [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || { echo "test.sh: --fuzz-seconds needs a whole number of seconds, got '${2:-}'" >&2; exit 2; }
       fuzz_seconds=$2
@@ -34,6 +36,8 @@ readonly kLogs=build/test-logs
 mkdir -p "$kLogs"
 rm -f "$kLogs"/*.xml
 jobs=$(nproc)
+# The same sources are compiled for several presets; where the options agree, ccache serves them.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 current="start"
 step_lines=()
 started=$SECONDS
@@ -48,6 +52,8 @@ finish() {
 }
 trap finish EXIT
 
+skip_lines=()
+
 # Sums the test counts of all ctest runs from the reports they wrote.
 print_counts() {
   python3 - "$kLogs" <<'PY'
@@ -55,10 +61,12 @@ import pathlib, sys, xml.etree.ElementTree as tree
 total = failed = skipped = 0
 for report in sorted(pathlib.Path(sys.argv[1]).glob("ctest-*.xml")):
     try:
-        suite = tree.parse(report).getroot()
+        root = tree.parse(report).getroot()
+        suite = root if root.tag == "testsuite" else root[0]  # pytest wraps it
     except tree.ParseError:
         continue  # ctest was stopped while writing; the failed step is named in the verdict
     n, f, s = (int(suite.get(k, 0)) for k in ("tests", "failures", "skipped"))
+    f += int(suite.get("errors", 0))
     total, failed, skipped = total + n, failed + f, skipped + s
     print(f"  {report.stem[6:]}: {n - f - s} passed, {f} failed, {s} skipped")
 print(f"{total - failed - skipped} passed, {failed} failed, {skipped} skipped")
@@ -66,14 +74,20 @@ PY
 }
 
 # step NAME FUNCTION: announces, runs, times.
+# A function that cannot run here sets skip_reason.
 step() {
   current=$1
   echo
   echo "=== $current"
-  local begin=$SECONDS
+  local begin=$SECONDS word=ok
+  skip_reason=""
   "$2"
-  step_lines+=("$(printf '  %-34s ok %5d s' "$current" $((SECONDS - begin)))")
-  echo "=== $current: ok ($((SECONDS - begin)) s)"
+  if [[ -n $skip_reason ]]; then
+    word=skipped
+    skip_lines+=("$current ($skip_reason)")
+  fi
+  step_lines+=("$(printf '  %-34s %-7s %5d s' "$current" $word $((SECONDS - begin)))")
+  echo "=== $current: $word${skip_reason:+: $skip_reason} ($((SECONDS - begin)) s)"
 }
 
 packages() {
@@ -88,6 +102,18 @@ include_rules() {
 }
 
 format() { tools/format.sh --check; }
+
+# No GPU is needed: the kernels are compiled and judged by what ptxas says about them.
+kernels() {
+  python3 tools/check_kernels.py --self-test
+  local code=0
+  python3 tools/check_kernels.py || code=$?
+  if [[ $code -eq 77 ]]; then
+    skip_reason="no nvcc"
+  elif [[ $code -ne 0 ]]; then
+    return "$code"
+  fi
+}
 
 # build PRESET: configures and builds; the configure log is shown only when it fails.
 build() {
@@ -171,6 +197,18 @@ tsan() {
 
 fuzzers() { tools/fuzz.sh "$fuzz_seconds"; }
 
+torch() { tools/setup_torch.sh; }
+h3_build() { build h3; }
+h3_tests() { run_tests h3; }
+
+# Installed as a user would, into the environment that holds torch.
+python_package() {
+  build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation . \
+    >"$kLogs/pip.log" 2>&1 || { cat "$kLogs/pip.log"; return 1; }
+  build/venv/bin/python -m pytest -q -p no:cacheprovider -m "not slow" \
+    --junitxml="$PWD/$kLogs/ctest-python.xml" python/tests
+}
+
 if $install; then step "packages" packages; fi
 if ! $quick; then
   step "include and tree rules" include_rules
@@ -182,14 +220,26 @@ if $quick; then
 else
   step "tests: release, all" release_tests
   step "install, then build examples" install_test
+  step "CUDA kernels, compile only" kernels
   if $sanitizers; then
     step "address + undefined sanitizers" asan
     step "thread sanitizer" tsan
   fi
   if $fuzz; then step "fuzzers, $fuzz_seconds s each" fuzzers; fi
+  if $engine; then
+    step "PyTorch for h3" torch
+    step "build: h3" h3_build
+    step "tests: h3" h3_tests
+    step "Python package" python_package
+  fi
 fi
 
 echo
 printf '%s\n' "${step_lines[@]}"
-echo "VERDICT: all ${#step_lines[@]} steps passed in $((SECONDS - started)) s; tests:"
+verdict="all ${#step_lines[@]} steps passed"
+if ((${#skip_lines[@]} > 0)); then
+  verdict="$((${#step_lines[@]} - ${#skip_lines[@]})) steps passed, skipped: $(printf '%s; ' "${skip_lines[@]}")"
+  verdict=${verdict%; }
+fi
+echo "VERDICT: $verdict in $((SECONDS - started)) s; tests:"
 print_counts

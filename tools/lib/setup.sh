@@ -12,7 +12,7 @@ tessera_demo_packages=(
   ffmpeg python3 python3-venv python3-pip
 )
 tessera_test_packages=(
-  libgtest-dev clang libclang-rt-dev clang-format-14
+  libgtest-dev libgloo-dev clang libclang-rt-dev clang-format-14
 )
 
 install_packages() {
