@@ -41,6 +41,8 @@ class LayerCounters {
  public:
   void add_dense(DenseReason reason) { add(&dense_calls_[static_cast<size_t>(reason)], 1); }
   void add_sparse(int64_t sparse_documents, int64_t dense_documents, int64_t kept, int64_t total);
+  /// Kept blocks of calls that are counted already: some budgets know them on the device only.
+  void add_kept(int64_t kept) { add(&blocks_kept_, kept); }
   void add_mass(double sum, int64_t rows);
   CounterValues values() const;
   void reset();

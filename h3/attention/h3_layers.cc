@@ -42,8 +42,10 @@ ModelLayers minimax_h3_layers(const Platform& platform, const H3LayerOptions& op
   dit.head_dim = 128;
   dit.needs_packed = true;
   dit.sequence_parallel = true;
+  dit.needs_query_block_mask = true;
   add_stack(dit, kDenoiseBlocks, "blocks.{}.attn", &model);
   dit.stack = LayerStack::kRefiner;
+  dit.needs_query_block_mask = false;  // text only, never sparse
   add_stack(dit, kRefinerBlocks, "token_refiner.blocks.{}.attn", &model);
 
   LayerDescriptor text;

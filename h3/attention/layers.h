@@ -36,6 +36,9 @@ struct LayerDescriptor {
   bool needs_packed = false;
   bool needs_lse = false;
   bool needs_mask = false;
+  // Its sequences mix video with other tokens: sparse attention needs a mask that says which query
+  // blocks are video.
+  bool needs_query_block_mask = false;
   bool sequence_parallel = false;  // takes part in Ulysses and ring
 
   std::optional<BackendId> default_backend;

@@ -9,11 +9,13 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "h3/attention/binding.h"
+#include "h3/attention/checks.h"
 #include "h3/common/error.h"
 #include "tessera/layout.h"
 
@@ -98,6 +100,17 @@ tessera::Budget budget_of(c10::string_view kind, double amount, int64_t min_keep
   return budget;
 }
 
+/// Zero stands for 1 / sqrt(D), so that a scale too small for f32 must not become it.
+float scale_of(double softmax_scale) {
+  const auto scale = static_cast<float>(softmax_scale);
+  if (scale == 0.0f && softmax_scale != 0.0) {
+    std::ostringstream text;
+    text << "softmax_scale is " << softmax_scale << "; f32 cannot hold a value so small";
+    throw Error(ErrorCode::kInvalidArgument, text.str(), "leave it out for 1/sqrt(D)");
+  }
+  return scale;
+}
+
 /// Block ids to the mask that the router takes.
 std::vector<uint8_t> dense_mask(at::IntArrayRef blocks, const Tensor& q,
                                 const std::optional<PackedBounds>& bounds) {
@@ -134,7 +147,7 @@ RouteCall route_call(const Tensor& q, c10::string_view budget, double amount, in
   o.config.n_k = narrow_int(n_k, "n_k");
   o.config.weight_partial_cells = weight_partial_cells;
   o.config.budget = budget_of(budget, amount, min_keep, max_keep, granularity, exact_rounding);
-  o.softmax_scale = static_cast<float>(softmax_scale);
+  o.softmax_scale = scale_of(softmax_scale);
   o.min_seq_len = min_seq_len;
   o.estimate_mass = estimate_mass;
   for (int64_t id : protected_blocks) {
@@ -172,6 +185,8 @@ RouteResult route_meta(const Tensor& q, const Tensor& k, c10::string_view budget
                        at::IntArrayRef dense_query_blocks, bool estimate_mass, Bounds cu_seqlens,
                        int64_t max_seqlen) {
   return translated([&]() -> RouteResult {
+    // Also refuses real tensors next to meta ones, which the dispatcher sends here as well.
+    check_qkv({q, k, k}, cu_seqlens.has_value() ? 3 : 4);
     const auto fixed = [](const Tensor& t) {
       std::vector<int64_t> sizes;
       for (const c10::SymInt& size : t.sym_sizes()) {
@@ -205,7 +220,7 @@ AttendResult attend_with(const Qkv& qkv, const RoutePlan* plan, double softmax_s
   AttendOptions options;
   options.plan = plan;
   options.bounds = bounds ? &*bounds : nullptr;
-  options.softmax_scale = static_cast<float>(softmax_scale);
+  options.softmax_scale = scale_of(softmax_scale);
   options.with_lse = return_lse;
   options.kernel = std::string(kernel_name);
   AttentionPartial result = h3::attend(qkv, options);
@@ -237,34 +252,86 @@ AttendResult sparse_op(const Tensor& q, const Tensor& k, const Tensor& v, const 
   });
 }
 
-AttendResult attend_shapes(const Tensor& q, bool return_lse, bool packed) {
-  const auto f32 = q.options().dtype(at::kFloat);
-  const c10::SymIntArrayRef size = q.sym_sizes();
-  const size_t rank = packed ? 3 : 4;
-  if (size.size() != rank) {
-    throw Error(ErrorCode::kInvalidArgument, "q has " + std::to_string(size.size()) + " dimensions",
-                packed ? "packed documents are [T, H, D]" : "without cu_seqlens q is [B, S, H, D]");
+/// The shapes of attend, after the checks that need no memory. The dispatcher comes here as soon as
+/// one tensor is a meta tensor: then all have to be.
+AttendResult attend_shapes(const Qkv& qkv, double softmax_scale, bool return_lse, Bounds cu_seqlens,
+                           int64_t max_seqlen) {
+  const std::optional<PackedBounds> bounds = bounds_of(cu_seqlens, max_seqlen);
+  check_qkv(qkv, bounds ? 3 : 4);
+  scale_of(softmax_scale);
+  const c10::SymIntArrayRef size = qkv.q.sym_sizes();
+  if (bounds) {
+    check_bounds(*bounds, std::numeric_limits<int64_t>::max());
+    for (const Tensor* t : {&qkv.q, &qkv.k}) {
+      if (!t->sym_size(0).sym_ge(bounds->cu.back()).expect_true(__FILE__, __LINE__)) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "cu_seqlens ends at " + std::to_string(bounds->cu.back()) + " but " +
+                        (t == &qkv.q ? "q" : "k") + " is " + describe(*t),
+                    "the last bound must not exceed the rows");
+      }
+    }
   }
+  const auto f32 = qkv.q.options().dtype(at::kFloat);
   Tensor lse;
   if (!return_lse) {
     lse = at::empty({0}, f32);
-  } else if (packed) {
+  } else if (bounds) {
     lse = at::empty_symint({size[1], size[0]}, f32);
   } else {
     lse = at::empty_symint({size[0], size[2], size[1]}, f32);
   }
-  return {at::empty_symint(size, q.options()), lse};
+  return {at::empty_symint(size, qkv.q.options()), lse};
 }
 
-AttendResult dense_meta(const Tensor& q, const Tensor&, const Tensor&, double, bool return_lse,
-                        Bounds cu_seqlens, int64_t, c10::string_view) {
-  return translated([&] { return attend_shapes(q, return_lse, cu_seqlens.has_value()); });
+AttendResult dense_meta(const Tensor& q, const Tensor& k, const Tensor& v, double softmax_scale,
+                        bool return_lse, Bounds cu_seqlens, int64_t max_seqlen, c10::string_view) {
+  return translated([&] {
+    return attend_shapes({q, k, v}, softmax_scale, return_lse, cu_seqlens, max_seqlen);
+  });
 }
 
-AttendResult sparse_meta(const Tensor& q, const Tensor&, const Tensor&, const Tensor&,
-                         const Tensor&, const std::optional<Tensor>&, double, bool return_lse,
-                         Bounds cu_seqlens, int64_t, c10::string_view, bool) {
-  return translated([&] { return attend_shapes(q, return_lse, cu_seqlens.has_value()); });
+/// One tensor of a plan: device, dtype, and the sizes that q fixes; nothing for the plan's width.
+void check_plan_tensor(const Tensor& t, const char* name, const Tensor& q, at::ScalarType type,
+                       const std::vector<std::optional<c10::SymInt>>& sizes) {
+  bool right = t.device() == q.device() && t.scalar_type() == type &&
+               t.dim() == static_cast<int64_t>(sizes.size());
+  for (size_t i = 0; right && i < sizes.size(); ++i) {
+    right = !sizes[i] || t.sym_size(i).sym_eq(*sizes[i]).expect_true(__FILE__, __LINE__);
+  }
+  if (right) return;
+  std::string wanted;
+  for (const auto& size : sizes) {
+    wanted += (wanted.empty() ? "[" : ", ") + (size ? c10::str(*size) : std::string("W"));
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string(name) + " is " + describe(t) + "; it must be " + c10::toString(type) +
+                  " " + wanted + "] on " + q.device().str(),
+              "make the plan with route() for these tensors");
+}
+
+AttendResult sparse_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& index,
+                         const Tensor& count, const std::optional<Tensor>& dense_rows,
+                         double softmax_scale, bool return_lse, Bounds cu_seqlens,
+                         int64_t max_seqlen, c10::string_view, bool) {
+  return translated([&] {
+    AttendResult result =
+        attend_shapes({q, k, v}, softmax_scale, return_lse, cu_seqlens, max_seqlen);
+    const bool packed = cu_seqlens.has_value();
+    c10::SymInt batch = 1, heads = q.sym_size(packed ? 1 : 2), blocks = 0;
+    if (packed) {
+      for (size_t i = 1; i < cu_seqlens->size(); ++i) {
+        blocks += (cu_seqlens->at(i) - cu_seqlens->at(i - 1) + tessera::kBlockTokens - 1) /
+                  tessera::kBlockTokens;
+      }
+    } else {
+      batch = q.sym_size(0);
+      blocks = (q.sym_size(1) + (tessera::kBlockTokens - 1)) / tessera::kBlockTokens;
+    }
+    check_plan_tensor(index, "index", q, at::kInt, {batch, heads, blocks, std::nullopt});
+    check_plan_tensor(count, "count", q, at::kInt, {batch, heads, blocks});
+    if (dense_rows) check_plan_tensor(*dense_rows, "dense_rows", q, at::kByte, {batch, blocks});
+    return result;
+  });
 }
 
 // No argument may be called `kernel`: torch's inductor passes arguments by name next to one of its

@@ -148,7 +148,7 @@ std::string batch_signature(const AttentionOverride& o) {
     if (value) text += fmt::format("{}={};", key, *value);
   };
   if (o.backend) text += fmt::format("backend={};", to_text(*o.backend));
-  add("sparsity", o.sparsity);
+  if (o.sparsity) text += fmt::format("sparsity={};", *o.sparsity + 0.0);  // -0 equals 0
   add("target_mass", o.target_mass);
   add("skip_first_steps", o.skip_first_steps);
   add("skip_first_layers", o.skip_first_layers);

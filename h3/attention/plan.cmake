@@ -22,7 +22,7 @@ h3_library(
   PRIVATE_DEPS fmt::fmt nlohmann_json::nlohmann_json)
 
 if(H3_DEVELOPER_MODE)
-  foreach(name names options override schedule selection switch counters)
+  foreach(name names options override schedule selection report switch counters)
     tessera_test(h3_${name}_test LABEL fast SOURCES tests/${name}_test.cc DEPS h3_attention_plan
                  nlohmann_json::nlohmann_json)
   endforeach()

@@ -23,11 +23,22 @@ bool equal_passed_over(const ResolvedLayer& a, const ResolvedLayer& b) {
   return true;
 }
 
+// What a backend must be able to do for the layer.
+std::vector<std::string> requirements(const LayerDescriptor& layer) {
+  std::vector<std::string> names;
+  if (layer.needs_packed) names.emplace_back("packed");
+  if (layer.needs_lse) names.emplace_back("lse");
+  if (layer.needs_mask) names.emplace_back("mask");
+  if (layer.needs_query_block_mask) names.emplace_back("query_block_mask");
+  return names;
+}
+
 bool same_group(const ResolvedLayer& a, const ResolvedLayer& b) {
   const LayerDescriptor &x = a.layer, &y = b.layer;
   return x.component == y.component && x.stack == y.stack && x.role == y.role &&
          x.heads == y.heads && x.kv_heads == y.kv_heads && x.head_dim == y.head_dim &&
          x.dtype == y.dtype && x.causal == y.causal && y.index == x.index + 1 &&
+         x.sequence_parallel == y.sequence_parallel && requirements(x) == requirements(y) &&
          a.backend == b.backend && a.dense == b.dense && a.step == b.step &&
          a.fallback_reason == b.fallback_reason && a.gate == b.gate && equal_passed_over(a, b);
 }
@@ -145,6 +156,8 @@ Json group_json(const Group& g) {
   json["head_dim"] = r.layer.head_dim;
   json["dtype"] = tessera::dtype_name(r.layer.dtype);
   json["causal"] = r.layer.causal;
+  json["sequence_parallel"] = r.layer.sequence_parallel;
+  json["needs"] = requirements(r.layer);
   json["backend"] = to_text(r.backend);
   json["dense"] = to_text(r.dense);
   json["chosen_by"] = to_text(r.step);

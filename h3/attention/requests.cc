@@ -28,24 +28,40 @@ bool exists(const ModelLayers& model, const std::string& component) {
   });
 }
 
-void check_component(const AttentionPlan& plan, const std::string& component,
-                     const RequestedBackend& request) {
+// What a request of the user is checked with: its text, its rule, its layers.
+struct Claim {
+  std::string name;  // "video_vae", "video_vae.self"
+  const RequestedBackend& request;
+  SelectionStep step;     // that applies it
+  std::string no_layers;  // what the component lacks if no layer is addressed
+};
+
+// A recorded reason that the user allowed, or that belongs to the meaning of what he asked for.
+bool replaced_by_rule(const AttentionPlan& plan, const Claim& claim, const ResolvedLayer& r) {
+  if (r.step != claim.step || r.fallback_reason.empty()) return false;
+  return plan.choices.allow_fallback || r.fallback_reason == kAuxiliaryKernelFallback ||
+         claim.step == SelectionStep::kRole;
+}
+
+template <class Addressed>
+void check_claim(const AttentionPlan& plan, const Claim& claim, const Addressed& addressed) {
+  // What the server chose by itself may find no layer; a user's word may not be lost.
+  if (!claim.request.user_given) return;
   bool any = false, matched = false, explained_away = false;
   std::set<std::string> others;
   std::string first_other, why_other;
   for (const ResolvedLayer& r : plan.layers) {
-    if (!addressed_by(plan.choices.components, r.layer, component)) continue;
+    if (!addressed(r.layer)) continue;
     any = true;
-    if (r.step == SelectionStep::kRole || r.step == SelectionStep::kForced) {
-      explained_away = true;  // a stronger request that the user made
-      continue;
-    }
-    if (r.backend == request.backend) {
-      matched = true;
-      continue;
-    }
-    if (r.step == SelectionStep::kComponent && plan.choices.allow_fallback) {
+    const bool stronger_request =
+        r.step == SelectionStep::kForced ||
+        (r.step == SelectionStep::kRole && claim.step == SelectionStep::kComponent);
+    if (stronger_request || replaced_by_rule(plan, claim, r)) {
       explained_away = true;
+      continue;
+    }
+    if (r.backend == claim.request.backend) {
+      matched = true;
       continue;
     }
     if (first_other.empty()) {
@@ -54,34 +70,19 @@ void check_component(const AttentionPlan& plan, const std::string& component,
     }
     if (r.fallback_reason.empty()) others.insert(std::string(to_text(r.backend)));
   }
-  // What the server chose by itself may find no layer; a user's word may not be lost.
-  if (!request.user_given) return;
   const std::string asked =
-      fmt::format("{}={} was not applied: ", component, to_text(request.backend));
-  if (!any) {
-    refuse(asked + "the component has no selectable attention layers", "leave the entry out");
-  }
+      fmt::format("{}={} was not applied: ", claim.name, to_text(claim.request.backend));
+  if (!any) refuse(asked + claim.no_layers, "leave the entry out");
   if (!matched && !explained_away) {
     refuse(fmt::format("{}its layers run {} instead{}", asked, first_other,
                        why_other.empty() ? "" : " (" + why_other + ")"),
            "leave the entry out, or ask for " + first_other);
   }
   if (!others.empty()) {
-    refuse(fmt::format("{}the component also selected {} without an allowed fallback", asked,
+    refuse(fmt::format("{}some of its layers run {} without an allowed fallback", asked,
                        joined({others.begin(), others.end()})),
            "those layers fix their backend; leave the entry out");
   }
-}
-
-void check_role(const AttentionPlan& plan, const std::string& component, AttentionRole role) {
-  const bool any = std::any_of(plan.layers.begin(), plan.layers.end(), [&](const ResolvedLayer& r) {
-    return r.layer.role == role &&
-           (r.layer.component == component || parent_component(r.layer.component) == component);
-  });
-  if (any) return;
-  refuse(fmt::format("{}.{} was not applied: the component has no {}-attention layers", component,
-                     to_text(role), to_text(role)),
-         "leave the entry out");
 }
 
 }  // namespace
@@ -121,15 +122,28 @@ void check_known_components(const ComponentRequests& requests, const ModelLayers
 
 void check_requests_used(const AttentionPlan& plan, const ModelLayers& model) {
   const ComponentRequests& requests = plan.choices.components;
-  for (const auto& [component, request] : requests.components) {
-    check_component(plan, component, request);
+  for (const auto& entry : requests.components) {
+    const std::string& component = entry.first;
+    check_claim(
+        plan,
+        {component, entry.second, SelectionStep::kComponent,
+         "the component has no selectable attention layers"},
+        [&](const LayerDescriptor& layer) { return addressed_by(requests, layer, component); });
   }
-  for (const auto& [key, request] : requests.roles) {
-    if (request.user_given) check_role(plan, key.first, key.second);
+  for (const auto& entry : requests.roles) {
+    const auto& [component, role] = entry.first;
+    check_claim(plan,
+                {fmt::format("{}.{}", component, to_text(role)), entry.second, SelectionStep::kRole,
+                 fmt::format("the component has no {}-attention layers", to_text(role))},
+                [&, role = role](const LayerDescriptor& layer) {
+                  return layer.role == role && find_role_request(requests, layer) == &entry.second;
+                });
   }
   if (!plan.choices.subblock_given) return;
-  const bool used = std::any_of(plan.layers.begin(), plan.layers.end(), [](const ResolvedLayer& r) {
-    return r.backend == BackendId::kSubBlock;
+  // Options of a request that --allow-fallback replaced are part of that request.
+  const bool used = std::any_of(plan.layers.begin(), plan.layers.end(), [&](const auto& r) {
+    return r.backend == BackendId::kSubBlock ||
+           (plan.choices.allow_fallback && r.requested == BackendId::kSubBlock);
   });
   if (!used) {
     refuse("--attention-backend-config was given, but no layer runs subblock_sparse_attn",

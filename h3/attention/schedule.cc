@@ -12,8 +12,6 @@ namespace {
 
 using tessera::kBlockTokens;
 
-constexpr int64_t kMaxPairsPerCall = int64_t{1} << 29;
-
 [[noreturn]] void refuse(std::string message, std::string hint = {}) {
   throw Error(ErrorCode::kInvalidArgument, std::move(message), std::move(hint));
 }
@@ -34,6 +32,8 @@ std::string_view to_text(DenseReason reason) {
     case DenseReason::kDtype: return "dtype";
     case DenseReason::kShort: return "short";
     case DenseReason::kCausal: return "causal";
+    case DenseReason::kNoVideo: return "no_video";
+    case DenseReason::kBackend: return "backend";
   }
   return "?";
 }
@@ -139,14 +139,14 @@ void check_query_block_mask(bool has_mask, size_t mask_blocks, const PackedRun& 
   }
 }
 
-int64_t heads_per_call(int64_t query_rows, int64_t key_rows) {
+int64_t heads_per_call(int64_t query_rows, int64_t key_rows, int64_t max_pairs) {
   const int64_t pairs = std::max<int64_t>(1, blocks(query_rows) * blocks(key_rows));
-  return std::max<int64_t>(1, kMaxPairsPerCall / pairs);
+  return std::max<int64_t>(1, max_pairs / pairs);
 }
 
 std::vector<HeadRange> split_heads(int64_t heads, int64_t query_rows, int64_t key_rows,
-                                   int64_t group) {
-  const int64_t most = heads_per_call(query_rows, key_rows);
+                                   int64_t group, int64_t max_pairs) {
+  const int64_t most = heads_per_call(query_rows, key_rows, max_pairs);
   const int64_t step = std::max<int64_t>(group, most / group * group);
   std::vector<HeadRange> ranges;
   for (int64_t first = 0; first < heads; first += step) {

@@ -27,8 +27,10 @@ enum class DenseReason : uint8_t {
   kDtype,       // q is not bf16
   kShort,       // fewer keys than min_seq_len, or no packed document is long enough
   kCausal,
+  kNoVideo,  // the query block mask leaves no block to a sparse document
+  kBackend,  // the layer's backend is a dense one
 };
-inline constexpr size_t kDenseReasons = 8;
+inline constexpr size_t kDenseReasons = 10;
 
 /// "early_step": the label of counters and metrics.
 std::string_view to_text(DenseReason reason);
@@ -96,13 +98,16 @@ struct HeadRange {
   int64_t first = 0, count = 0;
 };
 
-/// Heads routed and run together: max(1, 2^29 / (ceil(Sq/64) * ceil(Sk/64))), so that scores and
+/// (query block, key block) pairs that one call routes at most, over all its heads: scores and
 /// lists stay under 2 GiB each.
-int64_t heads_per_call(int64_t query_rows, int64_t key_rows);
+inline constexpr int64_t kMaxPairsPerCall = int64_t{1} << 29;
+
+/// Heads routed and run together: max(1, max_pairs / (ceil(Sq/64) * ceil(Sk/64))).
+int64_t heads_per_call(int64_t query_rows, int64_t key_rows, int64_t max_pairs = kMaxPairsPerCall);
 
 /// `heads` cut into ranges of at most heads_per_call; the result does not depend on the cut. With
 /// grouped key heads the cuts fall between groups of `group` query heads.
 std::vector<HeadRange> split_heads(int64_t heads, int64_t query_rows, int64_t key_rows,
-                                   int64_t group = 1);
+                                   int64_t group = 1, int64_t max_pairs = kMaxPairsPerCall);
 
 }  // namespace h3

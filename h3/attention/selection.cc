@@ -51,6 +51,13 @@ std::string_view fallback_permission(const Choice& choice, const LayerDescriptor
   return {};
 }
 
+// Published commands name fa for text encoder and VAEs; where it has no kernel it means torch_sdpa.
+bool may_mean_sdpa(const Choice& choice, bool auxiliary) {
+  const bool asked = choice.step == SelectionStep::kForced || choice.step == SelectionStep::kRole ||
+                     choice.step == SelectionStep::kComponent;
+  return auxiliary && asked && choice.backend == BackendId::kFa;
+}
+
 std::vector<BackendId> candidates_for(const Choice& choice, bool may_fall_back,
                                       const LayerDescriptor& layer, const Platform& platform) {
   std::vector<BackendId> list;
@@ -205,16 +212,20 @@ ResolvedLayer resolve_layer(const LayerDescriptor& layer, bool auxiliary,
   out.step = choice.step;
   out.requested = choice.backend;
   out.explicit_request = choice.is_explicit;
+  const bool means_sdpa = may_mean_sdpa(choice, auxiliary);
   std::optional<BackendId> found;
   for (const BackendId candidate : candidates_for(choice, may_fall_back, layer, platform)) {
     const bool asked_for = choice.is_explicit && candidate == choice.backend;
-    found = search.attempt(candidate, !asked_for || wide, !asked_for || choices.allow_fallback);
+    found = search.attempt(candidate, !asked_for || wide,
+                           !asked_for || choices.allow_fallback || means_sdpa);
     if (found) break;
   }
   if (!found) fail(layer, choice, may_fall_back, search.refusals_);
   out.backend = *found;
   out.passed_over = std::move(search.passed_over_);
-  if (!out.passed_over.empty()) out.fallback_reason = permission;
+  if (!out.passed_over.empty()) {
+    out.fallback_reason = means_sdpa ? kAuxiliaryKernelFallback : permission;
+  }
   out.dense = is_sparse(out.backend) ? dense_partner(layer, platform) : out.backend;
   if (out.backend == BackendId::kSubBlock) {
     const LayerGate gate = layer_gate(layer, choices.subblock);

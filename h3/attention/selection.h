@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "h3/attention/devices.h"
@@ -63,6 +64,10 @@ struct ResolvedLayer {
   std::string gate;  // sparse backends: why this layer is never sparse; empty: it may be
 };
 
+/// Why an explicit `fa` became torch_sdpa in a text encoder or VAE: published commands ask for it
+/// there, and other engines serve it with kernels that are not in this one.
+inline constexpr std::string_view kAuxiliaryKernelFallback = "fa has no kernel for this layer";
+
 struct AttentionPlan {
   Platform platform;
   AttentionChoices choices;
@@ -78,6 +83,8 @@ struct AttentionPlan {
 ///   - an explicit global flag meets a layer with a default or an auxiliary component:
 ///     "global backend fallback"
 ///   - `allow_fallback`: "fallback allowed by --allow-fallback"
+///   - an explicit `fa` (component, role or forced) meets a layer of an auxiliary component that fa
+///     has no kernel for: torch_sdpa, kAuxiliaryKernelFallback
 /// A kernel missing in the build ends the search at once. Throws kInvalidArgument (missing
 /// requirement, wrong scope, unused request, unknown component, ring with a backend that cannot)
 /// or kUnsupported (device, dtype, head width).

@@ -38,7 +38,7 @@ AttentionSwitch::AttentionSwitch(const AttentionPlan& plan, std::vector<Switchab
 LayerTarget AttentionSwitch::target_for(const ResolvedLayer& resolved,
                                         const AttentionOverride& request,
                                         std::vector<std::string>* faults, ErrorCode* code) const {
-  LayerTarget target{resolved.backend, resolved.dense, plan_.choices.subblock, {}};
+  LayerTarget target{resolved.backend, resolved.dense, plan_.choices.subblock, {}, {}};
   const bool fixed = resolved.layer.required.has_value();
   if (request.backend) {
     // As an explicit argument of the layer: never replaced in silence, outranked by `required`.
@@ -65,7 +65,10 @@ LayerTarget AttentionSwitch::target_for(const ResolvedLayer& resolved,
 AttentionSwitch::Prepared AttentionSwitch::prepare(const AttentionOverride& request) {
   Prepared prepared;
   prepared.override_ = request;
-  if (request == active_) return prepared;
+  if (request == active_) {
+    prepared.targets_ = active_targets_;
+    return prepared;
+  }
 
   std::vector<std::string> faults;
   ErrorCode code = ErrorCode::kInvalidArgument;
@@ -79,10 +82,11 @@ AttentionSwitch::Prepared AttentionSwitch::prepare(const AttentionOverride& requ
     code = ErrorCode::kUnsupported;
   }
   bool any_sparse = false, any_open = false, all_fixed = true;
-  prepared.targets_.reserve(layers_.size());
+  std::vector<LayerTarget> targets;
+  targets.reserve(layers_.size());
   for (const ResolvedLayer* resolved : resolved_) {
-    prepared.targets_.push_back(target_for(*resolved, request, &faults, &code));
-    const LayerTarget& t = prepared.targets_.back();
+    targets.push_back(target_for(*resolved, request, &faults, &code));
+    const LayerTarget& t = targets.back();
     any_sparse |= t.backend == BackendId::kSubBlock;
     any_open |= t.gate.enabled;
     all_fixed &= resolved->layer.required.has_value();
@@ -95,22 +99,37 @@ AttentionSwitch::Prepared AttentionSwitch::prepare(const AttentionOverride& requ
   } else if (!any_open && faults.empty() &&
              (request.sparsity.value_or(0) > 0 || request.target_mass)) {
     faults.push_back(fmt::format("no layer would be sparse: skip_first_layers is {}",
-                                 prepared.targets_.front().settings.options.skip_first_layers));
+                                 targets.front().settings.options.skip_first_layers));
   }
   if (!faults.empty()) {
     throw Error(code, fmt::format("attention override refused: {}", fmt::join(faults, "; ")),
                 "the request may leave the override out to run the server's defaults");
   }
-  for (size_t i = 0; i < layers_.size(); ++i) layers_[i]->prepare(prepared.targets_[i]);
+  prepared.targets_ = prepared_by_layers(std::move(targets));
+  if (!base_targets_) {
+    // A result that stands for the defaults may be waiting, and apply can no longer make targets.
+    std::vector<LayerTarget> base;
+    base.reserve(layers_.size());
+    for (const ResolvedLayer* resolved : resolved_) {
+      base.push_back(target_for(*resolved, {}, &faults, &code));
+    }
+    base_targets_ = prepared_by_layers(std::move(base));
+  }
   prepared.changes_ = true;
   return prepared;
 }
 
+AttentionSwitch::Targets AttentionSwitch::prepared_by_layers(std::vector<LayerTarget> targets) {
+  for (size_t i = 0; i < layers_.size(); ++i) layers_[i]->prepare(targets[i]);
+  return std::make_shared<const std::vector<LayerTarget>>(std::move(targets));
+}
+
 void AttentionSwitch::apply(Prepared&& prepared) noexcept {
-  if (!prepared.changes_) return;
-  for (size_t i = 0; i < layers_.size(); ++i) layers_[i]->apply(prepared.targets_[i]);
-  active_ = std::move(prepared.override_);
-  prepared.changes_ = false;
+  // Compared now, not in prepare: another result may have been applied in between.
+  if (prepared.override_ == active_) return;
+  active_targets_ = prepared.targets_ ? std::move(prepared.targets_) : base_targets_;
+  for (size_t i = 0; i < layers_.size(); ++i) layers_[i]->apply((*active_targets_)[i]);
+  active_ = prepared.override_;
 }
 
 }  // namespace h3

@@ -5,6 +5,7 @@
 //   attention.apply(attention.prepare(request_override));   // before the request's first step
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,8 @@ struct LayerTarget {
   BackendId backend = BackendId::kTorchSdpa;
   BackendId dense = BackendId::kTorchSdpa;  // the dense half of a sparse backend
   SubBlockSettings settings;
-  LayerGate gate;  // of a sub-block layer under `settings`
+  LayerGate gate;               // of a sub-block layer under `settings`
+  std::shared_ptr<void> ready;  // what the layer's prepare built: only the layer reads it
 };
 
 /// A layer whose implementation can be exchanged between two requests.
@@ -28,14 +30,17 @@ class SwitchableLayer {
  public:
   virtual ~SwitchableLayer() = default;
   virtual const LayerDescriptor& descriptor() const = 0;
-  /// Builds and keeps whatever `target` needs. May throw; what runs does not change.
-  virtual void prepare(const LayerTarget& target) = 0;
-  /// Runs `target` from now on. Called only after prepare(target); must not allocate.
+  /// Builds whatever `target` needs and leaves it in target.ready, so that several prepared targets
+  /// can wait side by side. May throw; what runs does not change.
+  virtual void prepare(LayerTarget& target) = 0;
+  /// Runs `target`, which prepare has seen, from now on. Must not allocate.
   virtual void apply(const LayerTarget& target) noexcept = 0;
 };
 
 /// Not thread-safe: one thread switches, while no forward is running. The layers must outlive it.
 class AttentionSwitch {
+  using Targets = std::shared_ptr<const std::vector<LayerTarget>>;  // one per layer
+
  public:
   /// What prepare found, to be handed to apply of the same object.
   class Prepared {
@@ -46,7 +51,7 @@ class AttentionSwitch {
     friend class AttentionSwitch;
     bool changes_ = false;
     AttentionOverride override_;
-    std::vector<LayerTarget> targets_;  // one per layer
+    Targets targets_;  // none: the construction defaults, without a switch before
   };
 
   /// `layers` are the switchable ones of the transformer; `graphs` says that attention is captured
@@ -62,6 +67,8 @@ class AttentionSwitch {
   /// message, or what a layer's prepare threw; then nothing has changed.
   Prepared prepare(const AttentionOverride& request);
 
+  /// Several prepared results may wait and be applied in any order: each brings its own override
+  /// into force, whatever was applied in between.
   void apply(Prepared&& prepared) noexcept;
 
   /// The override in force; empty: construction defaults.
@@ -70,12 +77,15 @@ class AttentionSwitch {
  private:
   LayerTarget target_for(const ResolvedLayer& resolved, const AttentionOverride& request,
                          std::vector<std::string>* faults, ErrorCode* code) const;
+  Targets prepared_by_layers(std::vector<LayerTarget> targets);
 
   AttentionPlan plan_;
   std::vector<SwitchableLayer*> layers_;
   std::vector<const ResolvedLayer*> resolved_;  // of layers_, into plan_
   bool graphs_;
   AttentionOverride active_;
+  Targets active_targets_;  // none until the first switch
+  Targets base_targets_;    // of the defaults; made together with the first other targets
 };
 
 }  // namespace h3

@@ -7,6 +7,7 @@
 #include "h3/cli/attention_options.h"
 #include "h3/cli/commands.h"
 #include "h3/common/error.h"
+#include "h3/parallel/plan_admission.h"
 #include "tessera/device.h"
 
 namespace h3::cli {
@@ -69,6 +70,10 @@ int run_attention(const Options& options, const GlobalOptions& global) {
   const AttentionChoices choices = attention_choices(options.attention, global);
   const Platform platform = platform_of(options);
   const AttentionPlan plan = resolve_attention(minimax_h3_layers(platform), choices, platform);
+  const int64_t ranks = int64_t{choices.ulysses_degree} * choices.ring_degree;
+  parallel::admit_plan(plan, parallel::resolve_degrees({.world_size = ranks,
+                                                        .ulysses = choices.ulysses_degree,
+                                                        .ring = choices.ring_degree}));
   if (options.json) {
     print_text(plan_json(plan));
     return kExitOk;

@@ -31,12 +31,12 @@ CLI::App* add_command(CLI::App& app, GlobalOptions& global, const std::string& n
   return sub;
 }
 
-std::vector<std::string> normalized_arguments(int argc, char** argv,
+std::vector<std::string> normalized_arguments(const std::vector<std::string>& arguments,
                                               std::vector<DottedOption>* dotted) {
   std::vector<std::string> args;
   bool plain = false;  // behind "--"
-  for (int i = 1; i < argc; ++i) {
-    std::string arg = argv[i];
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    std::string arg = arguments[i];
     plain = plain || arg == "--";
     if (plain || !arg.starts_with("--")) {
       args.push_back(std::move(arg));
@@ -54,13 +54,13 @@ std::vector<std::string> normalized_arguments(int argc, char** argv,
     }
     const std::string key =
         arg.substr(dot + 1, equals == std::string::npos ? equals : equals - dot - 1);
-    const bool has_value = equals != std::string::npos || i + 1 < argc;
+    const bool has_value = equals != std::string::npos || i + 1 < arguments.size();
     if (key.empty() || !has_value) {
       throw Error(ErrorCode::kInvalidArgument, arg + " needs a key and a value",
                   "write --" + option + ".KEY VALUE");
     }
     dotted->push_back(
-        {option, key, equals == std::string::npos ? argv[++i] : arg.substr(equals + 1)});
+        {option, key, equals == std::string::npos ? arguments[++i] : arg.substr(equals + 1)});
   }
   return args;
 }

@@ -21,6 +21,7 @@ struct DottedOption {
 
 struct GlobalOptions {
   std::vector<DottedOption> dotted;  // taken out of the command line before it is parsed
+  std::vector<std::string> program;  // h3 launch: what it starts, untouched
   std::function<int()> run;          // the chosen command's work, set while parsing
 };
 
@@ -40,8 +41,13 @@ CLI::App* add_command(CLI::App& app, GlobalOptions& global, const std::string& n
 /// Hyphens for underscores in option names; dotted options are moved to `dotted`. Values and
 /// everything behind a bare "--" stay as they are. Throws h3::Error for a dotted option without key
 /// or value.
-std::vector<std::string> normalized_arguments(int argc, char** argv,
+std::vector<std::string> normalized_arguments(const std::vector<std::string>& arguments,
                                               std::vector<DottedOption>* dotted);
+
+/// Cuts the program and its arguments off the arguments of `h3 launch`, and returns them: what
+/// follows "--", or else everything from the first word that is no option and no option's value.
+/// Empty for other commands.
+std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>* arguments);
 
 /// `text` as one line "h3: text" on stderr.
 void message(const std::string& text);

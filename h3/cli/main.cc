@@ -72,7 +72,9 @@ int run(int argc, char** argv) {
   add_attention_command(app, global);
   add_launch_command(app, global);
 
-  const std::vector<std::string> args = normalized_arguments(argc, argv, &global.dotted);
+  std::vector<std::string> words(argv + 1, argv + argc);
+  global.program = take_program(app, &words);
+  const std::vector<std::string> args = normalized_arguments(words, &global.dotted);
   std::vector<std::string> names;
   for (const CLI::App* sub : app.get_subcommands(nullptr)) names.push_back(sub->get_name());
   if (!args.empty() && !args.front().starts_with("-") &&
@@ -89,6 +91,13 @@ int run(int argc, char** argv) {
   }
   if (!global.run) {
     return usage_error("no command given; accepted: " + joined(names) + "; see `h3 --help`");
+  }
+  const CLI::App& command = *app.get_subcommands().front();
+  for (const DottedOption& dotted : global.dotted) {
+    if (command.get_option_no_throw("--" + dotted.option) == nullptr) {
+      return usage_error("h3 " + command.get_name() + " has no option --" + dotted.option + "." +
+                         dotted.key + "; see `h3 " + command.get_name() + " --help`");
+    }
   }
   return global.run();
 }

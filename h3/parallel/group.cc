@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "h3/common/error.h"
+#include "h3/parallel/text.h"
 
 namespace h3::parallel {
 namespace {
@@ -83,8 +84,7 @@ Group::Group(Parts parts) : parts_(std::move(parts)) {}
 Group::~Group() = default;
 
 void Group::failed(const char* operation, const char* reason) {
-  // The first line: engines append stack traces.
-  std::string line(reason, std::strcspn(reason, "\n"));
+  const std::string line = first_line(reason);
   if (parts_.observer) parts_.observer->collective_failed(name(), operation, line);
   throw Error(ErrorCode::kUnavailable, std::string(operation) + " of " + name() + ": " + line);
 }

@@ -205,12 +205,22 @@ class Launcher {
     sigemptyset(&mask_);
     for (int sig : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&mask_, sig);
     pthread_sigmask(SIG_BLOCK, &mask_, &old_mask_);
+    // A reader of the output that leaves (`| head -1`) must not end the ranks. Blocked and not
+    // ignored: what the rest of the process does about SIGPIPE is not ours to change.
+    sigset_t pending;
+    sigpending(&pending);
+    pipe_was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    sigemptyset(&pipe_mask_);
+    sigaddset(&pipe_mask_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe_mask_, nullptr);
     signals_ = Fd(signalfd(-1, &mask_, SFD_CLOEXEC | SFD_NONBLOCK));
   }
   ~Launcher() {
     end_all(SIGKILL);
     for (auto& rank : ranks_)
       if (rank.running) waitpid(rank.pid, nullptr, 0);
+    const timespec now{};
+    if (!pipe_was_pending_) sigtimedwait(&pipe_mask_, nullptr, &now);
     pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
   }
 
@@ -332,7 +342,8 @@ class Launcher {
 
   const LaunchOptions& options_;
   std::vector<Rank> ranks_;
-  sigset_t mask_{}, old_mask_{};
+  sigset_t mask_{}, old_mask_{}, pipe_mask_{};
+  bool pipe_was_pending_ = false;
   Fd signals_;
   std::optional<Clock::time_point> deadline_;
   int interrupted_ = 0, first_failed_ = -1, code_ = 0;

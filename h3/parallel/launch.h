@@ -31,7 +31,8 @@ struct LaunchResult {
 /// ranks. A rank runs in a process group of its own, so that what it started ends with it, has no
 /// standard input, and dies with the calling thread even if that is killed (what the rank itself
 /// started does not, if the launcher is killed with SIGKILL). Other children of the process are
-/// left alone. Blocks. Throws h3::Error for bad options and for a program that cannot be started.
+/// left alone. Output that nobody reads any more is dropped. Blocks. Throws h3::Error for bad
+/// options and for a program that cannot be started.
 LaunchResult launch(const LaunchOptions& options);
 
 }  // namespace h3::parallel

@@ -7,15 +7,10 @@
 
 #include "h3/common/error.h"
 #include "h3/parallel/plan.h"
+#include "h3/parallel/text.h"
 
 namespace h3::parallel {
 namespace {
-
-std::string shape_text(at::IntArrayRef shape) {
-  std::string text = "[";
-  for (int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
-}
 
 int64_t total_rows(const std::vector<int64_t>& seq_lens, int64_t equal, int64_t ranks) {
   if (seq_lens.empty()) return equal * ranks;

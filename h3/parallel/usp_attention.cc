@@ -7,15 +7,12 @@
 
 #include "h3/common/error.h"
 #include "h3/parallel/masked.h"
+#include "h3/parallel/text.h"
 
 namespace h3::parallel {
 namespace {
 
-std::string shape_text(const at::Tensor& x) {
-  std::string text = "[";
-  for (int64_t size : x.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
-}
+std::string shape_text(const at::Tensor& x) { return parallel::shape_text(x.sizes()); }
 
 const char* describe(Replicated mode) {
   switch (mode) {
@@ -331,10 +328,19 @@ at::Tensor UspAttention::forward_packed(const Qkv& qkv, const PackedBounds& boun
                     std::to_string(total) + " rows of all " +
                     std::to_string(groups_.sequence->size()) + " ranks",
                 "give the bounds of the whole sequence, not of this rank's rows");
+  int64_t longest = 0;
+  for (size_t d = 0; d + 1 < bounds.cu.size(); ++d)
+    longest = std::max<int64_t>(longest, bounds.cu[d + 1] - bounds.cu[d]);
+  if (bounds.max_seqlen < 0 || (bounds.max_seqlen > 0 && bounds.max_seqlen < longest))
+    throw Error(ErrorCode::kInvalidArgument,
+                "max_seqlen is " + std::to_string(bounds.max_seqlen) +
+                    " but the longest document has " + std::to_string(longest) + " rows",
+                "give at least that, or 0 for not given");
   Signature signature("packed attention");
   signature.add("q", qkv.q.sizes()).add("k", qkv.k.sizes());
   signature.add("dtype", static_cast<int64_t>(qkv.q.scalar_type()));
   signature.add("cu", std::vector<int64_t>(bounds.cu.begin(), bounds.cu.end()));
+  signature.add("max_seqlen", bounds.max_seqlen);
   groups_.sequence->require_agreement(signature);
   if (mode_ == Mode::kRing) return packed_ring(batch, bounds);
   if (mode_ == Mode::kKvGather) return packed_gathered(batch, bounds, context);
@@ -346,17 +352,33 @@ at::Tensor UspAttention::forward_packed(const Qkv& qkv, const PackedBounds& boun
 at::Tensor UspAttention::packed_ring(const Qkv& qkv, const PackedBounds& bounds) {
   const int64_t total = qkv.q.size(1) * groups_.sequence->size();
   const auto& cu = bounds.cu;
-  const bool one_padded =
-      cu.size() == 2 ||
-      (cu.size() == 3 && cu[2] == total && (bounds.max_seqlen == 0 || bounds.max_seqlen == cu[1]));
-  if (!one_padded)
-    refuse("packed bounds of " + std::to_string(cu.size() - 1) + " documents under ring degree " +
-               std::to_string(groups_.degrees.ring) +
-               "; accepted: one document, or one and the padding behind it",
-           "use ring degree 1 with ulysses for several documents");
+  if (cu.size() > 2) require_padding(bounds, total);
   UspCall call;
-  call.valid_rows = cu[1];
+  call.valid_rows = cu.size() > 1 ? cu[1] : 0;
   return forward_ring(qkv, call)[0];
+}
+
+// A second document is padding only if everything says so: the rows of a real one would come out as
+// zeros.
+void UspAttention::require_padding(const PackedBounds& bounds, int64_t total) const {
+  const auto& cu = bounds.cu;
+  const int64_t behind = cu[2] - cu[1];
+  std::string why;
+  if (cu.size() > 3)
+    why = std::to_string(cu.size() - 1) + " documents";
+  else if (cu[1] == 0 || cu[2] != total || bounds.max_seqlen != cu[1])
+    why = "a second document of " + std::to_string(behind) +
+          " rows that is not marked as padding " + "(bounds 0, " + std::to_string(cu[1]) + ", " +
+          std::to_string(cu[2]) + " of " + std::to_string(total) + " rows, max_seqlen " +
+          std::to_string(bounds.max_seqlen) + ")";
+  else if (behind >= kPackedAlignment)
+    why = "a second document of " + std::to_string(behind) + " rows, which is more than the " +
+          std::to_string(kPackedAlignment - 1) + " that alignment needs";
+  if (why.empty()) return;
+  refuse("packed attention under ring degree " + std::to_string(groups_.degrees.ring) + " got " +
+             why + "; accepted: one document (0, used), or (0, used, all rows) with max_seqlen = " +
+             "used and fewer than " + std::to_string(kPackedAlignment) + " rows of padding",
+         "use ring degree 1 with ulysses for several documents");
 }
 
 at::Tensor UspAttention::packed_gathered(const Qkv& qkv, const PackedBounds& bounds,

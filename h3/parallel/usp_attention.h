@@ -64,9 +64,10 @@ class UspAttention {
 
   /// Packed rows: q [T / sp, H, D], k, v [T / sp, Hkv, D]; `bounds` speak of all T rows and go to
   /// the implementation unchanged, so that sparse layers route their heads over whole documents.
-  /// Under ring one document with padding behind it, bounds (0, used, T) or (0, T). Under K/V
-  /// gather each document is one call. Rows past the last bound are zero; under ring and gather so
-  /// are the rows of a padding document.
+  /// Rows past the last bound are zero. Under K/V gather each document is one call. Ring serves one
+  /// document: bounds (0, used), or (0, used, T) with max_seqlen = used and a second document of
+  /// fewer than 64 rows, which then is alignment padding and comes out as zero; anything else is
+  /// refused with kUnsupported.
   at::Tensor forward_packed(const Qkv& qkv, const PackedBounds& bounds,
                             const AttentionContext& context, bool skip_sequence_parallel = false);
 
@@ -84,6 +85,7 @@ class UspAttention {
   at::Tensor forward_ring(const Qkv& qkv, const UspCall& call);
   at::Tensor forward_gathered(const Qkv& qkv, const UspCall& call, const AttentionContext& context);
   at::Tensor packed_ring(const Qkv& qkv, const PackedBounds& bounds);
+  void require_padding(const PackedBounds& bounds, int64_t total) const;
   at::Tensor packed_gathered(const Qkv& qkv, const PackedBounds& bounds,
                              const AttentionContext& context);
   at::Tensor gather_rows(const at::Tensor& x, Group& group);

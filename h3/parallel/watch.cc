@@ -4,7 +4,8 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+
+#include "h3/parallel/text.h"
 
 namespace h3::parallel {
 namespace {
@@ -26,6 +27,12 @@ std::string seconds(std::chrono::steady_clock::duration d) {
   return text;
 }
 
+// One write, so that lines of several ranks do not mix.
+void print_line(int rank, const std::string& message) {
+  std::string line = "h3: rank " + std::to_string(rank) + ": " + message + "\n";
+  [[maybe_unused]] ssize_t written = write(2, line.data(), line.size());
+}
+
 std::string to_string(const std::vector<uint8_t>& bytes) {
   return std::string(bytes.begin(), bytes.end());
 }
@@ -42,6 +49,14 @@ void Watch::report_first() { report(); }
 void Watch::begin() {
   if (options_.world_size == 1) return;
   for (Peer& peer : peers_) peer.changed = Clock::now();
+  if (!options_.serves_store) {
+    guard_ = std::make_unique<SilenceGuard>(
+        std::chrono::duration_cast<Clock::duration>(
+            std::chrono::duration<double>(options_.heartbeat_timeout_s)),
+        [this](Clock::duration silence) {
+          store_lost("it has not answered for " + seconds(silence) + ": dead or stopped");
+        });
+  }
   thread_ = std::thread([this] { run(); });
 }
 
@@ -73,8 +88,9 @@ void Watch::run() {
       report();
       look_for_failure();
       look_at_peers();
+      if (guard_) guard_->answered();
     } catch (const std::exception& error) {
-      lost = std::string(error.what(), std::strcspn(error.what(), "\n"));
+      lost = first_line(error.what());
     }
     lock.lock();
     if (lost.empty() || stopping_) continue;
@@ -139,6 +155,18 @@ std::string Watch::suspects(Clock::duration silence) {
   return text;
 }
 
+// "; rank 2 has been in ..." for every other rank.
+std::string Watch::whereabouts() {
+  std::lock_guard lock(store_mutex_);
+  std::string text;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    const std::string& last = peers_[rank].last;
+    if (rank != options_.rank)
+      text += "; rank " + std::to_string(rank) + " " + last.substr(last.find(';') + 1);
+  }
+  return text;
+}
+
 void Watch::enter(const std::string& group, const char* operation, uint64_t number) {
   std::lock_guard lock(call_mutex_);
   call_ = std::string(operation) + " number " + std::to_string(number) + " of " + group;
@@ -155,6 +183,10 @@ void Watch::leave() {
 void Watch::collective_failed(const std::string& group, const char* operation,
                               const std::string& reason) {
   std::string message = std::string(operation) + " of " + group + " failed (" + reason + ")";
+  {
+    std::lock_guard lock(call_mutex_);
+    failed_call_ = message;
+  }
   try {
     // Who is to blame shows within a few reports; a recorded failure ends this process meanwhile.
     std::string blamed;
@@ -164,13 +196,10 @@ void Watch::collective_failed(const std::string& group, const char* operation,
       blamed = suspects(kSuspicion);
     }
     if (!blamed.empty()) end_all(1, blamed + "; " + message);
-    for (int rank = 0; rank < options_.world_size; ++rank)
-      if (rank != options_.rank)
-        message += "; rank " + std::to_string(rank) + " " +
-                   peers_[rank].last.substr(peers_[rank].last.find(';') + 1);
+    message += whereabouts();
   } catch (const std::exception& error) {
     if (ending_.exchange(true)) claim_end();
-    store_lost(error.what());
+    store_lost(first_line(error.what()));
   }
   end_all(1, message);
 }
@@ -194,10 +223,7 @@ void Watch::end_all(int exit_code, const std::string& message) {
       // The store is gone: nobody can be told, so at least say it here.
     }
   }
-  if (recorded == mine) {
-    std::string line = "h3: rank " + std::to_string(options_.rank) + ": " + message + "\n";
-    [[maybe_unused]] ssize_t written = write(2, line.data(), line.size());
-  }
+  if (recorded == mine) print_line(options_.rank, message);
   end_process(recorded);
 }
 
@@ -223,9 +249,13 @@ void Watch::store_lost(const std::string& reason) {
   // Without the store the ranks cannot agree on who speaks: the lowest survivor and, on other
   // hosts, the first rank there.
   if (options_.rank == 1 || (options_.local_rank == 0 && options_.rank != 0)) {
-    std::string line = "h3: rank " + std::to_string(options_.rank) + ": rank 0, which serves the " +
-                       "store at " + options_.store_address + ", is gone (" + reason + ")\n";
-    [[maybe_unused]] ssize_t written = write(2, line.data(), line.size());
+    std::string failed;
+    {
+      std::lock_guard lock(call_mutex_);
+      if (!failed_call_.empty()) failed = "; " + failed_call_;
+    }
+    print_line(options_.rank, "rank 0, which serves the store at " + options_.store_address +
+                                  ", is gone (" + reason + ")" + failed);
   }
   std::fflush(nullptr);
   std::_Exit(1);

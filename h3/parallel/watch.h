@@ -1,7 +1,9 @@
 // The thread by which ranks notice each other's end, and the one way a rank ends the others.
 //
 // Through the store that the ranks met at, every rank reports what it does several times a second
-// and looks for a recorded failure. The first failure recorded is the one that is printed.
+// and looks for a recorded failure. The first failure recorded is the one that is printed. A store
+// that stops answering blocks that thread and everyone who uses the store; a second thread, which
+// does not use it, then ends this rank.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -9,13 +11,14 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "h3/parallel/group.h"
+#include "h3/parallel/silence_guard.h"
 
 namespace h3::parallel {
 
@@ -35,8 +38,8 @@ class Watch final : public CallObserver {
 
   void report_first();
   void begin();
-  /// Stops the thread; this rank counts as finished for the others. The destructor only stops: a
-  /// rank that goes without a word counts as dead.
+  /// Stops watching; this rank counts as finished for the others. The destructor only stops: a rank
+  /// that goes without a word counts as dead. Until it, the store still has to answer in time.
   void stop();
 
   [[noreturn]] void end_all(int exit_code, const std::string& message);
@@ -61,6 +64,7 @@ class Watch final : public CallObserver {
   void look_at_peers();
   std::string activity();
   std::string suspects(Clock::duration silence);
+  std::string whereabouts();
   [[noreturn]] void end_process(const std::string& failure);
   [[noreturn]] void store_lost(const std::string& reason);
   [[noreturn]] void claim_end();
@@ -75,12 +79,14 @@ class Watch final : public CallObserver {
   std::string call_;  // "all_to_all number 12 of ulysses {0, 1}"
   int calls_inside_ = 0;
   Clock::time_point call_start_ = Clock::now();
+  std::string failed_call_;  // set before the store is asked who is to blame
 
   std::mutex stop_mutex_;
   std::condition_variable stop_signal_;
   bool stopping_ = false;
   std::atomic<bool> ending_{false};
   std::thread thread_;
+  std::unique_ptr<SilenceGuard> guard_;  // ranks that do not serve the store themselves
 };
 
 }  // namespace h3::parallel

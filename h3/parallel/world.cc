@@ -11,12 +11,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <thread>
 
 #include "h3/parallel/backend.h"
+#include "h3/parallel/silence_guard.h"
+#include "h3/parallel/text.h"
 #include "h3/parallel/watch.h"
 
 namespace h3::parallel {
@@ -30,6 +33,10 @@ constexpr char kVerdictKey[] = "start/verdict";
 
 std::chrono::milliseconds to_ms(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+SilenceGuard::Duration to_duration(double seconds) {
+  return std::chrono::duration_cast<SilenceGuard::Duration>(std::chrono::duration<double>(seconds));
 }
 
 std::string address_of(const RankIdentity& id) {
@@ -69,7 +76,7 @@ StorePtr connect_store(const WorldOptions& options) {
       store.masterListenFd = listen_on_loopback(id.master_port);
     return c10::make_intrusive<c10d::TCPStore>(id.master_addr, store);
   } catch (const std::exception& error) {
-    std::string reason(error.what(), std::strcspn(error.what(), "\n"));
+    const std::string reason = first_line(error.what());
     if (store.isServer)
       throw Error(ErrorCode::kUnavailable,
                   "rank 0 cannot listen on " + address_of(id) + ": " + reason,
@@ -95,7 +102,18 @@ ConfigRecord full_record(const WorldOptions& options) {
 class Start {
  public:
   Start(c10d::Store& store, const WorldOptions& options)
-      : store_(store), options_(options), id_(options.identity), record_(full_record(options)) {}
+      : store_(store), options_(options), id_(options.identity), record_(full_record(options)) {
+    if (serves_store(id_)) return;
+    guard_ = std::make_unique<SilenceGuard>(
+        to_duration(options.heartbeat_timeout_s), [this](SilenceGuard::Duration) {
+          std::fprintf(stderr,
+                       "h3: rank %d: rank 0 at %s stopped answering during the start: dead or "
+                       "stopped\n",
+                       id_.rank, address_of(id_).c_str());
+          std::fflush(nullptr);
+          std::_Exit(1);
+        });
+  }
 
   void run() {
     const std::string me = std::to_string(id_.rank);
@@ -106,7 +124,26 @@ class Start {
     obey();
   }
 
+  /// Waits until every rank has set its key of this name.
+  void await_all(const std::string& prefix) {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < id_.world_size; ++rank) keys.push_back(prefix + std::to_string(rank));
+    const auto deadline = Clock::now() + to_ms(options_.start_timeout_s);
+    while (!check(keys)) {
+      if (Clock::now() > deadline)
+        throw Error(ErrorCode::kUnavailable, "a rank ended during the start");
+      std::this_thread::sleep_for(5ms);
+    }
+  }
+
  private:
+  // Everything that polls comes through here, so that a store which answers shows.
+  bool check(const std::vector<std::string>& keys) {
+    const bool there = store_.check(keys);
+    if (guard_) guard_->answered();
+    return there;
+  }
+
   std::string get(const std::string& key) { return store_.get_to_str(key); }
 
   // First verdict wins. Code 0 with the world size means go.
@@ -119,12 +156,12 @@ class Start {
     const auto deadline = Clock::now() + to_ms(options_.start_timeout_s);
     std::vector<int> missing;
     for (int rank = 1; rank < id_.world_size; ++rank) missing.push_back(rank);
-    while (!missing.empty() && !store_.check({kVerdictKey})) {
+    while (!missing.empty() && !check({kVerdictKey})) {
       // Records are judged as they come: a wrong world size must not wait for ranks that never
       // will.
       for (size_t i = 0; i < missing.size();) {
         const std::string rank = std::to_string(missing[i]);
-        if (!store_.check({"start/record/" + rank})) {
+        if (!check({"start/record/" + rank})) {
           ++i;
           continue;
         }
@@ -151,7 +188,7 @@ class Start {
   void obey() {
     // Rank 0 decides within the limit; the others grant it the same again for their own late start.
     const auto deadline = Clock::now() + 2 * to_ms(options_.start_timeout_s) + 5s;
-    while (!store_.check({kVerdictKey})) {
+    while (!check({kVerdictKey})) {
       if (Clock::now() > deadline)
         throw Error(ErrorCode::kUnavailable,
                     "rank 0 at " + address_of(id_) + " answers but does not finish the start");
@@ -186,6 +223,7 @@ class Start {
   const WorldOptions& options_;
   const RankIdentity& id_;
   ConfigRecord record_;
+  std::unique_ptr<SilenceGuard> guard_;
 };
 
 std::string list_text(const std::vector<int>& ranks) {
@@ -270,8 +308,9 @@ std::unique_ptr<World> World::start(WorldOptions options) {
   state->options = std::move(options);
   if (id.world_size > 1) {
     state->store = connect_store(state->options);
-    StorePtr start = state->own_store("h3");
-    Start(*start, state->options).run();
+    StorePtr store = state->own_store("h3");
+    Start start(*store, state->options);
+    start.run();
     WatchOptions watch{id.rank,
                        id.world_size,
                        id.local_rank,
@@ -282,15 +321,7 @@ std::unique_ptr<World> World::start(WorldOptions options) {
     state->watch->report_first();
     // Nobody reads reports before all are there; also the last moment at which a rank can be
     // missing without the watch.
-    std::vector<std::string> keys;
-    for (int rank = 0; rank < id.world_size; ++rank) keys.push_back("beat/" + std::to_string(rank));
-    try {
-      start->wait(keys, to_ms(state->options.start_timeout_s));
-    } catch (const std::exception& error) {
-      throw Error(ErrorCode::kUnavailable,
-                  "a rank ended during the start: " +
-                      std::string(error.what(), std::strcspn(error.what(), "\n")));
-    }
+    start.await_all("beat/");
     state->watch->begin();
   }
   for (GroupKind kind : kAllGroupKinds) state->group_or_end(state->options.degrees, kind);

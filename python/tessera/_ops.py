@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 
@@ -29,8 +29,19 @@ def _host_bounds(cu_seqlens: Sequence[int] | torch.Tensor | None) -> list[int] |
                 f"cu_seqlens lies on {cu_seqlens.device}; give host values (a list of ints), "
                 "because reading them from the device would wait for it"
             )
+        if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1:
+            raise ValueError(
+                f"cu_seqlens is {cu_seqlens.dtype} of {cu_seqlens.dim()} dimensions; it must be "
+                "int32 or int64 of one dimension"
+            )
         return [int(x) for x in cu_seqlens.tolist()]
-    return [int(x) for x in cu_seqlens]
+    bounds = []
+    for x in cu_seqlens:
+        # Cutting a fraction off would move a document's end without a word.
+        if isinstance(x, bool) or not hasattr(x, "__index__"):
+            raise ValueError(f"cu_seqlens holds {x!r} ({type(x).__name__}); bounds are integers")
+        bounds.append(int(x))
+    return bounds
 
 
 def _scale(softmax_scale: float | None) -> float:
@@ -45,13 +56,27 @@ def _scale(softmax_scale: float | None) -> float:
 
 def _budget(sparsity: float | None, keep: int | None, mass: float | None) -> tuple[str, float]:
     given = {"sparsity": sparsity, "keep": keep, "mass": mass}
-    named = [(name, float(value)) for name, value in given.items() if value is not None]
+    named = [(name, value) for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise ValueError(
             f"{' and '.join(name for name, _ in named)} are given; choose one budget: "
             "sparsity, keep or mass"
         )
-    return named[0] if named else ("sparsity", 0.75)
+    if not named:
+        return "sparsity", 0.75
+    name, value = named[0]
+    if isinstance(value, (bool, str)):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}); it must be a number")
+    return name, float(value)
+
+
+def _refuse_unused(budget: str, options: dict[str, tuple[Any, Any, str]]) -> None:
+    """Options of another budget would do nothing. Each is (value, default, its budget)."""
+    for name, (value, default, belongs_to) in options.items():
+        if belongs_to != budget and value != default:
+            raise ValueError(
+                f"{name} is {value}, which does nothing with {budget}; it belongs to {belongs_to}"
+            )
 
 
 def route(
@@ -105,10 +130,21 @@ def route(
         estimate_mass: also give the estimated kept mass of every row.
 
     Raises:
-        ValueError: a shape, dtype, stride, bound or budget outside the above.
+        ValueError: a shape, dtype, stride, bound or budget outside the above; an option of another
+            budget; tensors on different devices.
+        TypeError: a budget that is no number.
         NotImplementedError: a head width or device that no kernel of this build runs.
     """
     kind, amount = _budget(sparsity, keep, mass)
+    _refuse_unused(
+        kind,
+        {
+            "min_keep": (min_keep, 1, "mass"),
+            "max_keep": (max_keep, 0, "mass"),
+            "granularity": (granularity, 8, "sparsity"),
+            "exact_rounding": (exact_rounding, False, "sparsity"),
+        },
+    )
     bounds = _host_bounds(cu_seqlens)
     index, count, dense_rows, kept_mass = torch.ops.tessera.route(
         q.detach(),
@@ -140,8 +176,7 @@ def route(
         mass=kept_mass if estimate_mass else None,
         key_blocks=(longest + BLOCK_TOKENS - 1) // BLOCK_TOKENS,
         cu_seqlens=None if bounds is None else tuple(bounds),
-        trusted=True,
-    )
+    )._trust()
 
 
 @overload
@@ -209,8 +244,11 @@ def attend(
     Raises:
         ValueError: a shape, dtype, stride, bound or plan value outside the above.
         NotImplementedError: a head width or device that no kernel of this build runs.
+        TypeError: ``plan`` is no :class:`RoutePlan`.
         RuntimeError: from ``backward``, which does not exist.
     """
+    if plan is not None and not isinstance(plan, RoutePlan):
+        raise TypeError(f"plan is a {type(plan).__name__}; it must be a RoutePlan or None")
     bounds = _host_bounds(cu_seqlens)
     if plan is not None and plan.cu_seqlens is not None:
         if bounds is not None and tuple(bounds) != plan.cu_seqlens:
@@ -229,7 +267,18 @@ def attend(
     if plan is None:
         out, lse = torch.ops.tessera.dense_attention(q, k, v, **call)
     else:
+        # A router's plan still has to be one for these lengths.
+        same_keys = bounds == (None if plan.cu_seqlens is None else list(plan.cu_seqlens)) and (
+            bounds is not None or -(-k.shape[1] // BLOCK_TOKENS) == plan.key_blocks
+        )
         out, lse = torch.ops.tessera.sparse_attention(
-            q, k, v, plan.index, plan.count, plan.dense_rows, check_plan=not plan.trusted, **call
+            q,
+            k,
+            v,
+            plan.index,
+            plan.count,
+            plan.dense_rows,
+            check_plan=not (plan.trusted and same_keys),
+            **call,
         )
     return (out, lse) if return_lse else out

@@ -41,7 +41,12 @@ class RoutePlan:
     mass: torch.Tensor | None = None  #: float32 [B, H, Gq]: estimated kept softmax mass, 0 to 1
     key_blocks: int = 0  #: of the longest document; what W is compared with
     cu_seqlens: tuple[int, ...] | None = None  #: bounds of the packed documents it was made for
-    trusted: bool = False  #: set by :func:`tessera.route`: the values need no check
+    #: set by :func:`tessera.route`: the values need no check. Not kept by dataclasses.replace.
+    trusted: bool = dataclasses.field(default=False, init=False)
+
+    def _trust(self) -> RoutePlan:
+        object.__setattr__(self, "trusted", True)
+        return self
 
     def stats(self) -> PlanStats:
         """Counts what the plan keeps. Waits for the device that holds it."""
@@ -73,13 +78,14 @@ class RoutePlan:
         def move(t: torch.Tensor | None) -> torch.Tensor | None:
             return None if t is None else t.to(device)
 
-        return dataclasses.replace(
+        moved = dataclasses.replace(
             self,
             index=self.index.to(device),
             count=self.count.to(device),
             dense_rows=move(self.dense_rows),
             mass=move(self.mass),
         )
+        return moved._trust() if self.trusted else moved
 
     def __str__(self) -> str:
         s = self.stats()

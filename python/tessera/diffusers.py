@@ -30,6 +30,11 @@ _HEAD_DIM = 128
 _MAX_PLAN_PAIRS = 2**29
 
 
+def _check_int(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; it must be an int")
+
+
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """Where attention is sparse, and how much. Names and defaults of SubBlock sparse attention."""
@@ -42,6 +47,10 @@ class Schedule:
     min_seq_len: int = 4096  #: shorter sequences stay dense, in tokens
 
     def __post_init__(self) -> None:
+        if isinstance(self.sparsity, bool) or not isinstance(self.sparsity, (int, float)):
+            raise TypeError(f"sparsity is {self.sparsity!r}; it must be a number")
+        for name in ("n_k", "n_q", "skip_first_steps", "skip_first_layers", "min_seq_len"):
+            _check_int(name, getattr(self, name))
         if not 0.0 <= self.sparsity < 1.0:
             raise ValueError(f"sparsity is {self.sparsity}; it must lie in [0, 1)")
         for name in ("n_k", "n_q"):
@@ -222,7 +231,9 @@ class _Processor:
             return "attention mask"
         if self._parallel_config is not None:
             return "context parallelism"
-        if x.dtype not in (torch.bfloat16, torch.float16) and x.device.type != "cpu":
+        # The published schedule knows bfloat16 only. float32 is sparse on the CPU, where it serves
+        # as the exact form of the same computation.
+        if x.dtype != torch.bfloat16 and (x.dtype, x.device.type) != (torch.float32, "cpu"):
             return f"dtype {str(x.dtype).removeprefix('torch.')}"
         return None
 
@@ -286,6 +297,8 @@ class Adapter:
         self._processors: list[tuple[Any, _Processor]] = []
         self._states: list[_ModelState] = []
         self._undo: list[Callable[[], Any]] = []
+        self._pipeline: Any = None
+        self._scheduler: Any = None  # the one that is watched
 
     def start_run(self) -> None:
         """The next forward is the first denoise step of a generation."""
@@ -298,6 +311,8 @@ class Adapter:
 
     def disable(self) -> None:
         """Puts everything back as it was. The report stays readable."""
+        self._unwatch_scheduler()
+        self._pipeline = None
         while self._undo:
             self._undo.pop()()
 
@@ -316,11 +331,18 @@ class Adapter:
             block.attn.set_processor(processor)
             self._processors.append((block.attn, processor))
             self._undo.append(functools.partial(block.attn.set_processor, inner))
-        hook = model.register_forward_pre_hook(state.begin_forward, with_kwargs=True)
+
+        def begin_forward(called: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            self._follow_scheduler()
+            state.begin_forward(called, args, kwargs)
+
+        hook = model.register_forward_pre_hook(begin_forward, with_kwargs=True)
         self._undo.append(hook.remove)
 
-    def _watch_scheduler(self, scheduler: Any) -> None:
-        """Every generation begins with the scheduler's set_timesteps."""
+    def _watch_scheduler(self, pipeline: Any) -> None:
+        """Every generation begins with the set_timesteps of the pipeline's scheduler."""
+        self._unwatch_scheduler()
+        scheduler = pipeline.scheduler
         original = scheduler.set_timesteps
 
         def set_timesteps(*args: Any, **kwargs: Any) -> Any:
@@ -328,8 +350,26 @@ class Adapter:
             return original(*args, **kwargs)
 
         scheduler.set_timesteps = set_timesteps
+        self._pipeline, self._scheduler = pipeline, scheduler
+
+    def _unwatch_scheduler(self) -> None:
         # The instance attribute hides the class's method; without it the method shows again.
-        self._undo.append(lambda: scheduler.__dict__.pop("set_timesteps", None))
+        if self._scheduler is not None:
+            self._scheduler.__dict__.pop("set_timesteps", None)
+        self._scheduler = None
+
+    def _follow_scheduler(self) -> None:
+        """A scheduler that came after enable has begun its generation before it is watched."""
+        current = getattr(self._pipeline, "scheduler", None)
+        if current is None or current is self._scheduler:
+            return
+        if not hasattr(current, "set_timesteps"):
+            raise ValueError(
+                f"the pipeline's scheduler is now a {type(current).__name__}, which has no "
+                "set_timesteps to tell where a generation begins; give steps_per_run to enable()"
+            )
+        self._watch_scheduler(self._pipeline)
+        self.start_run()
 
 
 def enable(model_or_pipeline: Any, *, steps_per_run: int | None = None, **schedule: Any) -> Adapter:
@@ -344,10 +384,13 @@ def enable(model_or_pipeline: Any, *, steps_per_run: int | None = None, **schedu
             ``skip_first_steps`` (10), ``skip_first_layers`` (0), ``min_seq_len`` (4096).
 
     Only query blocks made of generated video rows alone are sparse; blocks with text, audio, key
-    frame or reference rows read every key.
+    frame or reference rows read every key. The published schedule also counts the rows of a
+    reference video as video; a model call does not tell them from key frames and reference images,
+    so that here they stay dense: never less accurate, slower with a long reference video. Calls in
+    another dtype than bfloat16 (on the CPU also float32) are dense.
 
     Raises:
-        TypeError: no such model; an unknown schedule field.
+        TypeError: no such model; an unknown schedule field; a value of another type.
         ValueError: a value out of range; sparse attention is on already; steps unknown.
     """
     known = {field.name for field in dataclasses.fields(Schedule)}
@@ -356,6 +399,8 @@ def enable(model_or_pipeline: Any, *, steps_per_run: int | None = None, **schedu
             f"unknown option {', '.join(unknown)}; known are {', '.join(sorted(known))}"
         )
     plan = Schedule(**schedule)
+    if steps_per_run is not None:
+        _check_int("steps_per_run", steps_per_run)
     if steps_per_run is not None and steps_per_run < 1:
         raise ValueError(f"steps_per_run is {steps_per_run}; it must be at least 1")
 
@@ -391,7 +436,7 @@ def enable(model_or_pipeline: Any, *, steps_per_run: int | None = None, **schedu
     for prefix, model in models.items():
         adapter._adopt_model(model, prefix, _ModelState(plan, steps_per_run))
     if watch:
-        adapter._watch_scheduler(scheduler)
+        adapter._watch_scheduler(model_or_pipeline)
     return adapter
 
 

@@ -138,7 +138,7 @@ def test_wrong_plans_are_value_errors():
     index = plan.index.clone()
     index[0, 1, 3, 1] = 10
     for bad, text in [
-        (dataclasses.replace(plan, index=index, trusted=False), r"ids must lie in \[0, 10\)"),
+        (dataclasses.replace(plan, index=index), r"ids must lie in \[0, 10\)"),
         (dataclasses.replace(plan, count=plan.count + 1), "count"),
         (dataclasses.replace(plan, index=plan.index.long()), "i64"),
         (dataclasses.replace(plan, index=plan.index[:, :1]), "2"),
@@ -157,3 +157,34 @@ def test_backward_says_that_there_is_none():
     for out in (tessera.attend(q, k, v), tessera.attend(q, k, v, plan)):
         with pytest.raises(RuntimeError, match="derivative for tessera::.*is not implemented"):
             out.sum().backward()
+
+
+def test_only_an_unchanged_plan_for_these_lengths_is_trusted(monkeypatch):
+    q = k = v = torch.randn(1, 640, 2, 64)
+    plan = tessera.route(q, k, keep=2)
+    assert plan.trusted and plan.to("cpu").trusted
+    assert not dataclasses.replace(plan, index=plan.index.clone()).trusted
+    with pytest.raises(TypeError, match="trusted"):
+        tessera.RoutePlan(plan.index, plan.count, trusted=True)
+
+    checked = []
+    operator = torch.ops.tessera.sparse_attention
+
+    def recorded(*args, check_plan, **call):
+        checked.append(check_plan)
+        return operator(*args, check_plan=check_plan, **call)
+
+    monkeypatch.setattr(torch.ops.tessera, "sparse_attention", recorded)
+    tessera.attend(q, k, v, plan)
+    tessera.attend(q, k, v, dataclasses.replace(plan))
+    with pytest.raises(ValueError):
+        tessera.attend(q, k[:, :320], v[:, :320], plan)
+    with pytest.raises(ValueError):
+        tessera.attend(q[0], k[0], v[0], plan, cu_seqlens=[0, 320, 640])
+    assert checked == [False, True, True, True]
+
+
+def test_a_plan_of_another_type_is_refused():
+    q = torch.randn(1, 64, 1, 64)
+    with pytest.raises(TypeError, match="plan is a str; it must be a RoutePlan"):
+        tessera.attend(q, q, q, "x")

@@ -133,7 +133,7 @@ def test_plans_made_by_hand_are_checked():
     index = plan.index.clone()
     index[0, 1, 3, 1] = 10
     with pytest.raises(ValueError, match=r"ids must lie in \[0, 10\)"):
-        tessera.attend(q, k, v, dataclasses.replace(plan, index=index, trusted=False))
+        tessera.attend(q, k, v, dataclasses.replace(plan, index=index))
 
 
 def test_tensors_and_plans_on_two_devices_are_refused():

@@ -181,6 +181,65 @@ def test_pipeline_tells_where_a_generation_begins(model, inputs):
     assert "set_timesteps" not in vars(pipe.scheduler)
 
 
+def test_a_scheduler_that_comes_later_is_followed(model, inputs):
+    pipe = diffusers.MiniMaxH3ModularPipeline()
+    first, second = diffusers.MiniMaxH3Scheduler(), diffusers.MiniMaxH3Scheduler()
+    pipe.update_components(transformer=model, scheduler=first)
+    adapter = tessera.diffusers.enable(pipe, **options(skip_first_steps=1))
+    for scheduler in (first, second, second):
+        pipe.update_components(scheduler=scheduler)
+        scheduler.set_timesteps(5, device="cpu")
+        run(model, inputs)
+        run(model, inputs)
+    assert adapter.report().dense_calls == {"leading step": 3 * 3}
+    assert adapter.report().sparse_calls == 3 * 3
+    assert "set_timesteps" not in vars(first)
+    pipe.scheduler = object()
+    with pytest.raises(ValueError, match="scheduler is now a object.*give steps_per_run"):
+        run(model, inputs)
+    pipe.update_components(scheduler=second)
+    adapter.disable()
+    assert "set_timesteps" not in vars(second)
+
+
+def test_other_dtypes_than_bf16_run_dense(model):
+    # The published schedule: sparse iff q is bfloat16. float32 on the CPU is the tests' exact form.
+    state = tessera.diffusers._ModelState(tessera.diffusers.Schedule(skip_first_steps=0), None)
+    state.step = 0
+    attn = model.transformer_blocks[0].attn
+    processor = tessera.diffusers._Processor(attn.processor, state, "block", 0)
+    for dtype, device, reason in [
+        (torch.bfloat16, "cpu", None),
+        (torch.float32, "cpu", None),
+        (torch.float16, "cpu", "dtype float16"),
+        (torch.bfloat16, "meta", None),
+        (torch.float32, "meta", "dtype float32"),
+        (torch.float16, "meta", "dtype float16"),
+    ]:
+        x = torch.empty(1, 4096, 64, dtype=dtype, device=device)
+        assert processor._reason_for_dense(attn, x, None) == reason
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("sparsity", "0.85"),
+        ("sparsity", True),
+        ("n_k", True),
+        ("n_k", 4.0),
+        ("n_q", "4"),
+        ("skip_first_steps", 1.5),
+        ("skip_first_layers", False),
+        ("min_seq_len", 4096.0),
+        ("steps_per_run", 5.0),
+        ("steps_per_run", True),
+    ],
+)
+def test_values_of_another_type_are_refused(model, field, value):
+    with pytest.raises(TypeError, match=f"{field} is {value!r}; it must be"):
+        tessera.diffusers.enable(model, **options() | {field: value})
+
+
 def test_backend_choice_reaches_the_dense_path(model):
     with tessera.diffusers.enable(model, **options()):
         model.set_attention_backend("native")

@@ -166,3 +166,54 @@ def test_unsupported_head_width():
     q = k = normal(1, 64, 1, 96)
     with pytest.raises(NotImplementedError, match="head_dim is 96"):
         tessera.route(q, k)
+
+
+@pytest.mark.parametrize(
+    "bounds, match",
+    [
+        (torch.tensor([0.0, 100.7, 640.0]), "float32 of 1 dimensions"),
+        (torch.tensor([False, True]), "torch.bool"),
+        (torch.tensor([[0, 640]]), "2 dimensions"),
+        ([0, 100.7, 640], "holds 100.7 .float.; bounds are integers"),
+        ([0, 100.0, 640], "bounds are integers"),
+        ([False, True], "bounds are integers"),
+        (["0", "640"], "bounds are integers"),
+    ],
+)
+def test_bounds_that_are_no_integers_are_refused(bounds, match):
+    q = k = v = normal(640, 2, 64)
+    with pytest.raises(ValueError, match=match):
+        tessera.route(q, k, keep=1, cu_seqlens=bounds)
+    with pytest.raises(ValueError, match=match):
+        tessera.attend(q, k, v, cu_seqlens=bounds)
+
+
+def test_bounds_may_be_any_integers():
+    q = k = normal(640, 2, 64)
+    for bounds in (torch.tensor([0, 100, 640]), torch.tensor([0, 100, 640]).int()):
+        assert tessera.route(q, k, keep=1, cu_seqlens=bounds).cu_seqlens == (0, 100, 640)
+    elements = list(torch.tensor([0, 100, 640]).numpy())
+    assert tessera.route(q, k, keep=1, cu_seqlens=elements).cu_seqlens == (0, 100, 640)
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        (dict(sparsity=0.9, min_keep=8), "min_keep is 8, which does nothing with sparsity"),
+        (dict(max_keep=1), "max_keep is 1"),
+        (dict(keep=2, granularity=4), "granularity is 4, which does nothing with keep"),
+        (dict(mass=0.5, exact_rounding=True), "exact_rounding is True"),
+        (dict(softmax_scale=1e-60), "softmax_scale is 1e-60; f32 cannot hold"),
+    ],
+)
+def test_options_without_effect_are_refused(options, match):
+    q = k = normal(1, 640, 2, 64)
+    with pytest.raises(ValueError, match=match):
+        tessera.route(q, k, **options)
+
+
+@pytest.mark.parametrize("options", [dict(sparsity="0.8"), dict(keep=True), dict(mass="1")])
+def test_budgets_of_another_type_are_refused(options):
+    q = k = normal(1, 640, 2, 64)
+    with pytest.raises(TypeError, match="it must be a number"):
+        tessera.route(q, k, **options)

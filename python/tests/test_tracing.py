@@ -1,5 +1,7 @@
 """The operators under torch's tracers: schemas, shape functions, compile and export."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.library import opcheck
@@ -67,6 +69,52 @@ def test_meta_tensors_give_shapes():
     assert out.shape == q.shape and lse.shape == (1, 4, 200)
     with pytest.raises(ValueError, match="sparsity is 2"):
         tessera.route(q, k, sparsity=2)
+
+
+def test_real_tensors_next_to_meta_ones_are_refused():
+    q, k, v = tensors()
+    plan = tessera.route(q, k, keep=2)
+    for at in range(3):
+        mixed = [t.to("meta") if i == at else t for i, t in enumerate((q, k, v))]
+        for given in (None, plan):
+            with pytest.raises(ValueError, match="move them to one device"):
+                tessera.attend(*mixed, given)
+    with pytest.raises(ValueError, match="move them to one device"):
+        tessera.route(q, k.to("meta"))
+    with pytest.raises(ValueError, match="move them to one device"):
+        tessera.route(q.to("meta"), k)
+    for name in ("index", "count", "dense_rows"):
+        part = {name: getattr(plan, name).to("meta")}
+        with pytest.raises(ValueError, match=f"{name} is .* on meta; it must be .* on cpu"):
+            tessera.attend(q, k, v, dataclasses.replace(plan, **part))
+
+
+def test_meta_tensors_of_wrong_shapes_are_refused():
+    q, k, v = (t.to("meta") for t in tensors())
+    plan = tessera.route(q, k, keep=2)
+    rows = [t[0] for t in (q, k, v)]
+
+    def index(*size, dtype=torch.int32):
+        return dict(index=torch.empty(size, dtype=dtype, device="meta"))
+
+    for call, match in [
+        (lambda: tessera.attend(q, k[..., :32], v), "give v the shape of k"),
+        (lambda: tessera.attend(q, k[..., :32], v[..., :32]), "head width must agree"),
+        (lambda: tessera.route(q, k[..., :32]), "head width must agree"),
+        (lambda: tessera.attend(q, k.half(), v), "convert them to one dtype"),
+        (lambda: tessera.attend(q[:, :, :3], k, v), "multiple of the key heads"),
+        (lambda: tessera.attend(q[:, :0], k, v), "at least 1"),
+        (lambda: tessera.attend(*rows), "must have 4 dimensions"),
+        (lambda: tessera.attend(q, k, v, cu_seqlens=[0, 200]), "must have 3 dimensions"),
+        (lambda: tessera.attend(*rows, cu_seqlens=[0, 201]), "cu_seqlens ends at 201 but q is"),
+        (lambda: tessera.attend(*rows, cu_seqlens=[0, 9, 3]), "bounds never fall"),
+        (lambda: tessera.attend(q, k, v, softmax_scale=1e-60), "f32 cannot hold"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            call()
+    for part in (index(1, 4, 3, 2), index(1, 2, 4, 2), index(1, 4, 4, 2, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=r"index is .*it must be Int \[1, 4, 4, W\]"):
+            tessera.attend(q, k, v, dataclasses.replace(plan, **part))
 
 
 def block(q, k, v):

@@ -113,6 +113,11 @@ TEST(Override, BatchSignature_IsEqualForEqualOverridesOnly) {
           << a << " " << b;
     }
   }
+  AttentionOverride zero, minus_zero;
+  zero.sparsity = 0.0;
+  minus_zero.sparsity = -0.0;
+  EXPECT_EQ(zero, minus_zero);
+  EXPECT_EQ(batch_signature(zero), batch_signature(minus_zero));
   EXPECT_EQ(batch_signature(parse(R"({"backend": "fa3"})")),
             batch_signature(parse(R"({"backend":"FA"})")));
 }

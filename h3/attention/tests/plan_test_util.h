@@ -66,5 +66,33 @@ inline LayerDescriptor dense_layer(const std::string& component) {
   return layer;
 }
 
+inline AttentionChoices global(BackendId id, bool user_given = true) {
+  AttentionChoices c;
+  c.global = RequestedBackend{id, user_given};
+  return c;
+}
+
+inline AttentionChoices requests(const std::string& text) {
+  AttentionChoices c;
+  c.components = parse_component_requests(text);
+  return c;
+}
+
+/// The text of the error that stops the plan.
+inline std::string refusal(const ModelLayers& model, const AttentionChoices& choices,
+                           const Platform& platform = cuda_platform(9, 0)) {
+  return thrown_by([&] { resolve_attention(model, choices, platform); }).what();
+}
+
+/// The names of the backends that run in a component, one after the other.
+inline std::string component_backends(const AttentionPlan& plan, const std::string& component) {
+  std::string text;
+  for (const ResolvedLayer& r : plan.layers) {
+    const std::string name(to_text(r.backend));
+    if (r.layer.component == component && text.find(name) == std::string::npos) text += name;
+  }
+  return text;
+}
+
 }  // namespace testing
 }  // namespace h3

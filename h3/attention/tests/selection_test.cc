@@ -1,6 +1,4 @@
 // The plan phase: precedence, explicit and implicit requests, component and role overrides.
-#include <nlohmann/json.hpp>
-
 #include "h3/attention/h3_layers.h"
 #include "h3/attention/report.h"
 #include "h3/attention/tests/plan_test_util.h"
@@ -8,26 +6,18 @@
 namespace h3 {
 namespace {
 
+using testing::component_backends;
 using testing::cross_layer;
 using testing::denoise_layer;
 using testing::dense_layer;
 using testing::expect_parts;
+using testing::global;
+using testing::refusal;
+using testing::requests;
 using testing::thrown_by;
 
 constexpr auto kFa = BackendId::kFa, kSdpa = BackendId::kTorchSdpa, kSub = BackendId::kSubBlock,
                kCudnn = BackendId::kTorchCudnnSdpa;
-
-AttentionChoices global(BackendId id, bool user_given = true) {
-  AttentionChoices c;
-  c.global = RequestedBackend{id, user_given};
-  return c;
-}
-
-AttentionChoices requests(const std::string& text) {
-  AttentionChoices c;
-  c.components = parse_component_requests(text);
-  return c;
-}
 
 // Two self layers and one cross layer in the transformer, and one layer of a text encoder.
 ModelLayers small_model() {
@@ -45,11 +35,6 @@ std::string resolved(const ModelLayers& model, const AttentionChoices& choices,
     text += (text.empty() ? "" : " ") + std::string(to_text(r.backend));
   }
   return text;
-}
-
-std::string refusal(const ModelLayers& model, const AttentionChoices& choices,
-                    const Platform& platform = cuda_platform(9, 0)) {
-  return thrown_by([&] { resolve_attention(model, choices, platform); }).what();
 }
 
 ResolvedLayer one(const LayerDescriptor& layer, const AttentionChoices& choices,
@@ -152,10 +137,48 @@ TEST(Selection, ExplicitComponent_IsStrict_S6) {
   expect_parts(
       thrown_by([&] { one(layer, requests("text_encoder=subblock_sparse_attn"), true); }).what(),
       {"text_encoder", "component option asks for subblock_sparse_attn"});
+  layer.component = "transformer";
   layer.causal = true;  // fa would mean torch_sdpa here
-  const Error e = thrown_by([&] { one(layer, requests("text_encoder=fa"), true); });
+  const Error e = thrown_by([&] { one(layer, requests("transformer=fa")); });
   EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
   expect_parts(e.what(), {"fa has no causal kernel", "resolves to torch_sdpa", "--allow-fallback"});
+}
+
+// Published commands ask for fa in text encoder and VAEs: no error there, and never in silence.
+TEST(Selection, ExplicitFaWithoutKernel_BecomesSdpaInAuxiliaryComponents) {
+  const Platform h100 = cuda_platform(9, 0);
+  const ModelLayers model = minimax_h3_layers(h100);
+  for (const char* component : {"text_encoder", "video_vae", "audio_vae"}) {
+    for (const char* role : {"", ".self"}) {
+      const std::string text = std::string(component) + role + "=fa";
+      SCOPED_TRACE(text);
+      const AttentionPlan plan = resolve_attention(model, requests(text), h100);
+      for (const ResolvedLayer& r : plan.layers) {
+        if (r.layer.component != component) continue;
+        EXPECT_EQ(r.backend, kSdpa);
+        EXPECT_EQ(r.requested, kFa);
+        EXPECT_EQ(r.fallback_reason, kAuxiliaryKernelFallback);
+        ASSERT_EQ(r.passed_over.size(), 1u);
+        expect_parts(r.passed_over[0].why[0], {"resolves to torch_sdpa"});
+      }
+      expect_parts(plan_text(plan), {"fa (" + std::string(kAuxiliaryKernelFallback) + ")",
+                                     "passed over: fa", "it resolves to torch_sdpa here"});
+    }
+  }
+  // Where fa has the kernel it runs, and the device alone is a reason as well.
+  EXPECT_EQ(one(dense_layer("text_encoder"), requests("text_encoder=fa"), true).backend, kFa);
+  const ResolvedLayer device =
+      one(dense_layer("text_encoder"), requests("text_encoder=fa"), true, cuda_platform(10, 0));
+  EXPECT_EQ(device.backend, kSdpa);
+  EXPECT_EQ(device.fallback_reason, kAuxiliaryKernelFallback);
+  AttentionChoices forced;
+  forced.forced = kFa;
+  EXPECT_EQ(component_backends(resolve_attention(model, forced, h100), "audio_vae"), "torch_sdpa");
+  // An argument of the layer's constructor is no command line.
+  LayerDescriptor built = dense_layer("text_encoder");
+  built.causal = true;
+  built.selected = kFa;
+  EXPECT_THROW(one(built, {}, true), Error);
 }
 
 TEST(Selection, SparseAtCrossAttention_BecomesDense_S7_S8) {
@@ -225,7 +248,7 @@ TEST(Overrides, UnusedOnes_AreErrors_S10) {
         "nearest is transformer"}},
       {"vae.cross=fa", {"'vae' does not exist"}},
       {"text_encoder.cross=fa",
-       {"text_encoder.cross was not applied", "no cross-attention layers"}},
+       {"text_encoder.cross=fa was not applied", "no cross-attention layers"}},
       {"vocoder.self=fa", {"no self-attention layers"}},
   };
   for (const auto& c : cases) {
@@ -252,7 +275,7 @@ TEST(Overrides, OtherBackendOrMixture_IsRefused_S12) {
   model = small_model();
   model.layers[1].selected = kSdpa;
   expect_parts(refusal(model, requests("transformer=fa")),
-               {"also selected torch_sdpa without an allowed fallback"});
+               {"some of its layers run torch_sdpa without an allowed fallback"});
   // Only cross layers: a sparse request is applied nowhere.
   model = small_model();
   model.layers.erase(model.layers.begin(), model.layers.begin() + 2);
@@ -284,12 +307,36 @@ TEST(Overrides, Roles_HitTheirLayersAndHideNothing_S15_S17) {
   ModelLayers mixed = small_model();
   mixed.layers[1].selected = kSdpa;
   expect_parts(refusal(mixed, requests("transformer=fa,transformer.cross=torch_sdpa")),
-               {"also selected torch_sdpa"});
+               {"some of its layers run torch_sdpa"});
   // An explicit sparse role request at cross-attention is never met in silence.
   const AttentionPlan plan = resolve_attention(
       model, requests("transformer.cross=subblock_sparse_attn"), cuda_platform(9, 0));
   EXPECT_EQ(plan.layers[2].backend, kFa);
   EXPECT_EQ(plan.layers[2].fallback_reason, "dense cross-attention fallback");
+}
+
+// A role entry is checked as a component entry is: applied, or refused with the reason.
+TEST(Overrides, RoleEntryWithoutEffect_IsRefused_S15) {
+  ModelLayers model = small_model();
+  for (size_t i : {0, 1}) {
+    model.layers[i].required = kSdpa;
+    model.layers[i].required_why = "its precision contract";
+  }
+  expect_parts(
+      refusal(model, requests("transformer.self=fa")),
+      {"transformer.self=fa was not applied", "run torch_sdpa instead", "its precision contract"});
+  model.layers[1].required.reset();  // one layer takes it, the other does not
+  expect_parts(refusal(model, requests("transformer.self=fa")),
+               {"transformer.self=fa was not applied", "some of its layers run torch_sdpa"});
+  AttentionChoices forced = requests("transformer.self=fa");
+  forced.forced = kSdpa;  // a stronger request that somebody made
+  EXPECT_EQ(resolved(small_model(), forced), "torch_sdpa torch_sdpa torch_sdpa torch_sdpa");
+  // An entry whose layers all have an entry of their own reaches nothing.
+  ModelLayers numbered;
+  numbered.components = {{"transformer_2", false}};
+  numbered.layers = {denoise_layer(0, "transformer_2")};
+  expect_parts(refusal(numbered, requests("transformer.self=fa,transformer_2.self=torch_sdpa")),
+               {"transformer.self=fa was not applied"});
 }
 
 TEST(Overrides, NumberedComponents_Inherit) {
@@ -311,6 +358,21 @@ TEST(Overrides, ConfigWithoutASparseLayer_IsAnError) {
   c.subblock_given = true;
   expect_parts(refusal(small_model(), c),
                {"--attention-backend-config", "no layer runs subblock_sparse_attn"});
+  c.allow_fallback = true;  // does not make options of something else useful
+  expect_parts(refusal(small_model(), c), {"no layer runs subblock_sparse_attn"});
+}
+
+TEST(Overrides, ConfigOfAReplacedSparseRequest_Passes) {
+  AttentionChoices c = global(kSub);
+  c.subblock_given = true;
+  c.allow_fallback = true;
+  EXPECT_EQ(resolved(small_model(), c, cuda_platform(10, 3)),
+            "torch_sdpa torch_sdpa torch_sdpa torch_sdpa");
+  c = requests("transformer=subblock_sparse_attn");
+  c.subblock_given = true;
+  c.allow_fallback = true;
+  EXPECT_EQ(resolved(small_model(), c, cuda_platform(12, 0)),
+            "torch_sdpa torch_sdpa torch_sdpa torch_sdpa");
 }
 
 // U6, U7: ring needs the log-sum-exp; capabilities decide, no list of names.
@@ -346,111 +408,6 @@ TEST(Ring, Admission_FollowsCapabilities_U6_U7) {
   AttentionChoices none;
   none.ring_degree = 2;
   expect_parts(refusal(small_model(), none, cuda_platform(12, 0)), {"ring", "torch_sdpa"});
-}
-
-std::string component_backends(const AttentionPlan& plan, const std::string& component) {
-  std::string text;
-  for (const ResolvedLayer& r : plan.layers) {
-    const std::string name(to_text(r.backend));
-    if (r.layer.component == component && text.find(name) == std::string::npos) text += name;
-  }
-  return text;
-}
-
-// The worked cases of the VAEs, with the head widths that our kernels have: fa has none for 64 on
-// 9.0 and none that is causal, so a global fa falls back with its reason.
-TEST(H3Plan, Vae_WorkedCases) {
-  const Platform h100 = cuda_platform(9, 0);
-  const ModelLayers model = minimax_h3_layers(h100);
-  const ModelLayers v1 = minimax_h3_layers(h100, {.video_vae_default = kSdpa});
-  const struct {
-    AttentionChoices choices;
-    const ModelLayers* model;
-    const char *transformer, *video, *audio;
-  } cases[] = {
-      {{}, &model, "fa", "torch_sdpa", "torch_sdpa"},
-      {global(kFa), &model, "fa", "torch_sdpa", "torch_sdpa"},
-      {global(kSdpa), &model, "torch_sdpa", "torch_sdpa", "torch_sdpa"},
-      {global(kSub), &model, "subblock_sparse_attn", "torch_sdpa", "torch_sdpa"},
-      {global(kSub), &v1, "subblock_sparse_attn", "torch_sdpa", "torch_sdpa"},
-      {requests("video_vae=torch_sdpa"), &model, "fa", "torch_sdpa", "torch_sdpa"},
-      {requests("video_vae=cudnn_sdpa"), &model, "fa", "torch_cudnn_sdpa", "torch_sdpa"},
-  };
-  for (size_t i = 0; i < std::size(cases); ++i) {
-    const AttentionPlan plan = resolve_attention(*cases[i].model, cases[i].choices, h100);
-    EXPECT_EQ(component_backends(plan, "transformer"), cases[i].transformer) << "case " << i;
-    EXPECT_EQ(component_backends(plan, "video_vae"), cases[i].video) << "case " << i;
-    EXPECT_EQ(component_backends(plan, "audio_vae"), cases[i].audio) << "case " << i;
-  }
-  expect_parts(refusal(model, requests("audio_vae=fa")), {"audio_vae", "fa has no causal kernel"});
-  expect_parts(refusal(minimax_h3_layers(cpu_platform()), requests("video_vae=fa"), cpu_platform()),
-               {"video_vae=fa was not applied", "outside CUDA"});
-}
-
-TEST(H3Plan, SubBlock_NamesGateAndDensePartner) {
-  AttentionChoices c = global(kSub);
-  c.subblock.options.skip_first_layers = 2;
-  const Platform h100 = cuda_platform(9, 0);
-  const AttentionPlan plan = resolve_attention(minimax_h3_layers(h100), c, h100);
-  int open = 0, closed = 0;
-  for (const ResolvedLayer& r : plan.layers) {
-    if (r.backend != kSub) continue;
-    EXPECT_EQ(r.dense, kFa);
-    (r.gate.empty() ? open : closed)++;
-  }
-  EXPECT_EQ(open, 48);
-  EXPECT_EQ(closed, 4);  // two early blocks, two refiner blocks
-}
-
-TEST(Report, TextAndJson_TellTheSame) {
-  const Platform h100 = cuda_platform(9, 0);
-  const AttentionPlan plan = resolve_attention(minimax_h3_layers(h100), global(kSub), h100);
-  const std::string text = plan_text(plan);
-  expect_parts(text,
-               {"device   capability 9.0", "sparsity=0.75 n_k=4", "transformer.blocks.0-49.attn",
-                "transformer.token_refiner.blocks.0-1.attn", "56 x 128 bf16", "64/8 x 128",
-                "sparse from step 10", "always fa: not a layer of the denoise stack",
-                "global backend fallback", "passed over: subblock_sparse_attn"});
-  const auto json = nlohmann::json::parse(plan_json(plan));
-  EXPECT_EQ(json["device"], "capability 9.0");
-  ASSERT_EQ(json["groups"].size(), 5u);
-  int layers = 0;
-  for (const auto& g : json["groups"]) layers += g["count"].get<int>();
-  EXPECT_EQ(layers, 50 + 2 + 50 + 36 + 1);
-  EXPECT_EQ(json["groups"][0]["backend"], "subblock_sparse_attn");
-  EXPECT_EQ(json["groups"][0]["sparse"], true);
-  EXPECT_EQ(json["groups"][1]["sparse"], false);
-  EXPECT_EQ(json["groups"][2]["fallback_reason"], "global backend fallback");
-  EXPECT_FALSE(json["groups"][2]["passed_over"].empty());
-}
-
-TEST(Report, KeptText_IsThePublishedCount) {
-  const Platform h100 = cuda_platform(9, 0);
-  AttentionChoices c = global(kSub);
-  const ModelLayers model = minimax_h3_layers(h100);
-  EXPECT_EQ(kept_text(resolve_attention(model, c, h100), 37760),
-            "152 of 590 key blocks, sparsity 0.7424 delivered for 0.75 asked");
-  EXPECT_EQ(kept_text(resolve_attention(model, c, h100), 4095), "");
-  EXPECT_EQ(kept_text(resolve_attention(model, {}, h100), 37760), "");
-  c.subblock.options.sparsity = 0;
-  EXPECT_EQ(kept_text(resolve_attention(model, c, h100), 37760), "");
-}
-
-TEST(Digest, AnyDifference_ChangesIt) {
-  const Platform h100 = cuda_platform(9, 0);
-  const ModelLayers model = minimax_h3_layers(h100);
-  const auto digest = [&](const AttentionChoices& c) {
-    return plan_digest(resolve_attention(model, c, h100));
-  };
-  AttentionChoices base = global(kSub);
-  EXPECT_EQ(digest(base), digest(base));
-  AttentionChoices other = base;
-  other.subblock.options.sparsity = 0.8;
-  EXPECT_NE(digest(base), digest(other));
-  other = base;
-  other.ulysses_degree = 2;
-  EXPECT_NE(digest(base), digest(other));
-  EXPECT_NE(digest(base), digest(global(kFa)));
 }
 
 }  // namespace

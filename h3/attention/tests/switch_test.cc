@@ -15,7 +15,7 @@ class FakeLayer : public SwitchableLayer {
  public:
   explicit FakeLayer(const LayerDescriptor& d) : descriptor_(d) {}
   const LayerDescriptor& descriptor() const override { return descriptor_; }
-  void prepare(const LayerTarget& target) override {
+  void prepare(LayerTarget&) override {
     ++prepared_;
     if (fails_) throw Error(ErrorCode::kUnavailable, "no memory for " + descriptor_.name);
   }
@@ -91,11 +91,36 @@ TEST(Switch, EqualOverride_IsAFastPath_P3) {
   f.set({});
   EXPECT_EQ(f.prepared() + f.applied(), 0);
   f.set(with_backend(BackendId::kTorchSdpa));
-  EXPECT_EQ(f.prepared(), 3);
+  const int first = f.prepared();
+  EXPECT_EQ(first, 6);  // this target, and once the defaults
   EXPECT_EQ(f.applied(), 3);
   const auto again = f.attention->prepare(with_backend(BackendId::kTorchSdpa));
   EXPECT_FALSE(again.changes_anything());
-  EXPECT_EQ(f.prepared(), 3);
+  EXPECT_EQ(f.prepared(), first);
+}
+
+// Results that wait side by side: what is applied last is in force, also when it was prepared while
+// its override was the active one.
+TEST(Switch, WaitingResults_ApplyInAnyOrder) {
+  for (const bool defaults_first : {false, true}) {
+    Fixture f(subblock());
+    AttentionOverride off;
+    off.off = true;
+    AttentionSwitch::Prepared none, other;
+    if (defaults_first) none = f.attention->prepare({});
+    other = f.attention->prepare(off);
+    if (!defaults_first) none = f.attention->prepare({});
+    f.attention->apply(std::move(other));
+    EXPECT_TRUE(f.layers[0]->running_->settings.off);
+    auto off_again = f.attention->prepare(off);  // active now
+    f.attention->apply(std::move(none));
+    EXPECT_FALSE(f.layers[0]->running_->settings.off);
+    EXPECT_TRUE(f.layers[0]->running_->gate.enabled);
+    EXPECT_TRUE(f.attention->active().empty());
+    f.attention->apply(std::move(off_again));
+    EXPECT_TRUE(f.layers[0]->running_->settings.off);
+    EXPECT_EQ(f.attention->active(), off);
+  }
 }
 
 TEST(Switch, FailureInPrepare_LeavesEverything_P4) {

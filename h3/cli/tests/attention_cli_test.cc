@@ -120,6 +120,21 @@ TEST(AttentionCommand, DottedForms_AreMerged) {
   EXPECT_EQ(json["groups"][3]["chosen_by"], "component option");
 }
 
+TEST(AttentionCommand, PublishedComponentCommand_CarriesOver) {
+  const Outcome o = explain({"--capability", "9.0", "--component-attention-backends",
+                             "transformer=subblock_sparse_attn,text_encoder=fa,video_vae=fa"});
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  expect_parts(o.out, {"component option fa (fa has no kernel for this layer)",
+                       "fa has no causal kernel; it resolves to torch_sdpa here"});
+}
+
+TEST(AttentionCommand, AllowedFallback_TakesTheConfigAlong) {
+  const Outcome o = explain({"--capability", "10.3", "--attention-backend", "subblock_sparse_attn",
+                             "--attention-backend-config", "sparsity=0.8", "--allow-fallback"});
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  expect_parts(o.out, {"fallback allowed by --allow-fallback"});
+}
+
 TEST(AttentionCommand, Backends_ListsTheMatrix) {
   const Outcome o = run_h3({"attention", "--backends"});
   EXPECT_EQ(o.exit_code, 0);
@@ -177,6 +192,14 @@ TEST(AttentionCommand, BadCalls_GiveOneLineAndTheExitCode_FC7) {
       {"device", {"--device", "tpu"}, 2, {"cpu, cuda, cuda:N"}},
       {"absent device", {"--device", "cuda:77"}, 2, {"cuda:77", "--capability"}},
       {"degree", {"--ring-degree", "0"}, 2, {"ring-degree"}},
+      {"heads", {"--ulysses-degree", "5"}, 2, {"56 heads", "1, 2, 4, 7, 8, 14, 28, 56"}},
+      {"alignment", {"--ulysses-degree", "7"}, 2, {"does not divide the packed alignment of 64"}},
+      {"heads", {"--ulysses-degree", "16"}, 2, {"56 heads", "degree 16", "1, 2, 4, 7, 8"}},
+      {"odd heads", {"--device", "cpu", "--ulysses-degree", "5"}, 2, {"56 heads", "degree 5"}},
+      {"role on the cpu",
+       {"--device", "cpu", components, "video_vae.self=fa"},
+       2,
+       {"video_vae.self=fa was not applied", "outside CUDA"}},
       {"option",
        {"--attention-backed", "fa"},
        2,

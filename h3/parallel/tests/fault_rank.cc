@@ -31,7 +31,8 @@ class DyingAttention : public hp::PlainAttention {
 };
 
 int body(hp::World& world, const std::string& mode) {
-  const bool at_fault = world.rank() == (mode == "kill-first" ? 0 : world.size() - 1);
+  const bool at_fault =
+      world.rank() == (mode == "kill-first" || mode == "stop-first" ? 0 : world.size() - 1);
   hp::SequenceGroups groups = world.sequence_groups();
   auto staging = std::make_shared<hp::StagingBuffers>();
   hp::UspOptions layer{.layer = {.name = "layer", .heads = 4 * world.size()}};
@@ -40,7 +41,7 @@ int body(hp::World& world, const std::string& mode) {
   for (int call = 0; call < 6; ++call) {
     if (at_fault && call == 3) {
       if (mode == "kill-first") raise(SIGKILL);
-      if (mode == "stop") raise(SIGSTOP);
+      if (mode == "stop" || mode == "stop-first") raise(SIGSTOP);
       if (mode == "leave") _exit(0);
       if (mode == "hang") std::this_thread::sleep_for(std::chrono::minutes(5));
       if (mode == "throw")

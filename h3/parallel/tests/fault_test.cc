@@ -165,6 +165,34 @@ TEST(Faults, StoppedRank_EndsOthersAndItselfOnceContinued) {
   EXPECT_EQ(ranks.messages().size(), 1u) << ranks.text();
 }
 
+// The others' calls to its store block without a limit, whether in the watch or in the main thread
+// that looks for who is to blame.
+TEST(Faults, StoppedStoreRank_EndsOthersWhetherTheCollectiveFailsFirst) {
+  for (const char* collective_timeout : {"20", "1"}) {
+    Ranks ranks("stop-first",
+                std::vector<Variables>(3, {{"H3_HEARTBEAT_TIMEOUT_S", "3"},
+                                           {"H3_COLLECTIVE_TIMEOUT_S", collective_timeout}}));
+    EXPECT_EQ(ranks.wait(15s, 1), (Codes{kRunning, 1, 1}));
+    expect_one_message(ranks, {"rank 1: rank 0, which serves the store", "dead or stopped"});
+    const bool failed_first = collective_timeout[0] == '1';
+    EXPECT_EQ(ranks.text().find(" of sequence {0, 1, 2} failed (") != std::string::npos,
+              failed_first)
+        << ranks.text();
+    kill(ranks.pid(0), SIGCONT);
+    EXPECT_EQ(ranks.wait(), (Codes{1, 1, 1}));
+  }
+}
+
+TEST(Start, StoppedStoreRank_EndsTheOthers) {
+  // Rank 2 never comes, so that rank 0 is still at the start when it is stopped.
+  Variables variables{{"WORLD_SIZE", "3"}, {"H3_HEARTBEAT_TIMEOUT_S", "1.5"}};
+  Ranks ranks("none", {variables, variables});
+  std::this_thread::sleep_for(3s);
+  kill(ranks.pid(0), SIGSTOP);
+  EXPECT_EQ(ranks.wait(10s, 1), (Codes{kRunning, 1}));
+  expect_one_message(ranks, {"rank 1: rank 0 at 127.0.0.1:", "stopped answering during the start"});
+}
+
 TEST(Faults, RankThatDoesNotCome_IsNamedAfterTheTimeout) {
   Ranks ranks("hang", std::vector<Variables>(3, {{"H3_COLLECTIVE_TIMEOUT_S", "1.5"}}));
   EXPECT_EQ(ranks.wait(), (Codes{1, 1, 1}));

@@ -178,6 +178,27 @@ TEST(Launch, Signal_IsForwardedToEveryRank) {
   EXPECT_NE(text.find("[1] stopped"), std::string::npos) << text;
 }
 
+// As in `h3 launch ... | head -1`: the ranks matter more than their text.
+TEST(Launch, OutputNobodyReads_DoesNotEndTheRanks) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  close(ends[0]);
+  FILE* file = tmpfile();
+  LaunchOptions options;
+  options.ranks = 2;
+  options.command = {"sh", "-c", "echo text; echo more; echo done >&2; exit 5"};
+  options.out_fd = ends[1];
+  options.err_fd = fileno(file);
+  const LaunchResult result = launch(options);
+  close(ends[1]);
+  const std::string text = contents(file);
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_NE(text.find("done"), std::string::npos) << text;
+  sigset_t pending;
+  sigpending(&pending);
+  EXPECT_EQ(sigismember(&pending, SIGPIPE), 0);
+}
+
 TEST(Launch, MissingProgram_IsRefused) {
   LaunchOptions options;
   options.ranks = 2;

@@ -7,9 +7,11 @@
 #include <set>
 #include <string>
 
+#include "h3/attention/h3_layers.h"
 #include "h3/common/error.h"
 #include "h3/parallel/config_record.h"
 #include "h3/parallel/environment.h"
+#include "h3/parallel/plan_admission.h"
 #include "h3/parallel/rows.h"
 
 namespace h3::parallel {
@@ -244,6 +246,49 @@ RankIdentity identity(std::map<std::string, std::string> values) {
     auto it = values.find(name);
     return it == values.end() ? std::nullopt : std::optional(it->second);
   });
+}
+
+AttentionPlan plan_with(std::optional<BackendId> backend, double sparsity = 0.75) {
+  const Platform h100 = cuda_platform(9, 0);
+  AttentionChoices choices;
+  if (backend) choices.global = RequestedBackend{*backend};
+  choices.subblock.options.sparsity = sparsity;
+  return resolve_attention(minimax_h3_layers(h100), choices, h100);
+}
+
+TEST(PlanAdmission, H3Heads_MatchFieldCase6) {
+  const AttentionPlan plan = plan_with(BackendId::kSubBlock);
+  auto admit = [&](int64_t ulysses, int64_t ring = 1) {
+    return refusal([&] {
+      admit_plan(plan,
+                 resolve_degrees({.world_size = ulysses * ring, .ulysses = ulysses, .ring = ring}));
+    });
+  };
+  for (int64_t ulysses : {1, 2, 4, 8}) EXPECT_EQ(admit(ulysses), "");
+  for (int64_t ulysses : {5, 16})
+    EXPECT_TRUE(mentions(admit(ulysses), {"transformer.blocks.0.attn has 56 heads",
+                                          "does not divide 56", "1, 2, 4, 7, 8, 14, 28, 56"}));
+  // Heads allow 7, the alignment of packed rows does not.
+  EXPECT_TRUE(mentions(admit(7), {"sequence degree 7", "64 rows", "1, 2, 4, 8, 16, 32, 64"}));
+  EXPECT_TRUE(
+      mentions(refusal([&] { admit_plan(plan, resolve_degrees({.world_size = 2, .ring = 2})); },
+                       ErrorCode::kUnsupported),
+               {"ring degree 2", "sparse backend subblock_sparse_attn"}));
+}
+
+TEST(PlanAdmission, Record_ShowsEveryDifference) {
+  auto difference = [](const AttentionPlan& a, const AttentionPlan& b) {
+    ConfigRecord here, there;
+    record_plan(a, &here);
+    record_plan(b, &there);
+    return here.difference(there, "rank 0", "rank 1").value_or("");
+  };
+  const AttentionPlan sparse = plan_with(BackendId::kSubBlock);
+  EXPECT_EQ(difference(sparse, plan_with(BackendId::kSubBlock)), "");
+  EXPECT_TRUE(mentions(difference(sparse, plan_with(BackendId::kFa)),
+                       {"attention.backend.transformer", "'subblock_sparse_attn'", "'fa'"}));
+  EXPECT_TRUE(mentions(difference(sparse, plan_with(BackendId::kSubBlock, 0.8)),
+                       {"attention.plan_digest"}));
 }
 
 TEST(Environment, LauncherFamilies_AreUnderstood) {

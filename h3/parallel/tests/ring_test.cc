@@ -11,7 +11,7 @@ TEST(Ring, RealKernel_MatchesOneRank) {
   SequenceGroups groups = layout(1, world_size());
   const int64_t whole = 96 * world_size();
   Qkv batch = random_qkv(1, whole, 8, 8, 89, 64);
-  const int32_t used = static_cast<int32_t>(whole - 70);
+  const int32_t used = static_cast<int32_t>(whole - 50);
   const PackedBounds bounds{{0, used, static_cast<int32_t>(whole)}, used};
   std::shared_ptr<AttentionImpl> impl = make_dense_impl({});
   UspAttention attention(
@@ -41,9 +41,14 @@ TEST(Ring, PaddedChunks_MatchOneRank) {
         // The packed form, as the model calls it.
         Qkv mine = my_share(rows_of(qkv, 0, whole));
         const int32_t used = static_cast<int32_t>(real), total = static_cast<int32_t>(whole);
-        at::Tensor packed = layer.attention->forward_packed({mine.q[0], mine.k[0], mine.v[0]},
-                                                            {{0, used, total}, used}, {});
-        EXPECT_LE(distance(packed, my_share(expected)[0]), 1e-5);
+        std::vector<PackedBounds> forms = {{{0, used}}, {{0, used}, used}};
+        if (used == 0) forms.push_back({{0}});
+        if (used >= total - used) forms.push_back({{0, used, total}, used});
+        for (const PackedBounds& bounds : forms) {
+          at::Tensor packed =
+              layer.attention->forward_packed({mine.q[0], mine.k[0], mine.v[0]}, bounds, {});
+          EXPECT_LE(distance(packed, my_share(expected)[0]), 1e-5);
+        }
       }
     }
 }
@@ -69,6 +74,29 @@ TEST(Ring, Merge_HandlesRowsWithoutKeys) {
   EXPECT_TRUE(same_bits(none.lse, b.lse));
   b.lse.fill_(std::log(3.0f));
   EXPECT_NEAR(merge_partials(a, b).out.max().item<double>(), 6, 1e-6);
+}
+
+// A document taken for padding would come out as zeros.
+TEST(Ring, SecondRealDocument_IsRefused) {
+  Layer layer = make_layer(layout(1, world_size()), 8, 8);
+  const int32_t total = 128;
+  Qkv mine = my_share(random_qkv(1, total, 8, 8, 7));
+  auto packed = [&](const PackedBounds& bounds) {
+    return layer.attention->forward_packed({mine.q[0], mine.k[0], mine.v[0]}, bounds, {});
+  };
+  auto expect_refused = [&](std::vector<int32_t> cu, int64_t max_seqlen, const char* reason) {
+    const std::string text = refusal(ErrorCode::kUnsupported, [&] { packed({cu, max_seqlen}); });
+    EXPECT_NE(text.find(reason), std::string::npos) << cu[1] << ": " << text;
+  };
+  expect_refused({0, 100, total}, 0, "not marked as padding");
+  expect_refused({0, 100, total}, total, "not marked as padding");
+  expect_refused({0, 60, total}, 0, "not marked as padding");
+  expect_refused({0, 60, total}, 68, "not marked as padding");
+  expect_refused({0, 100, total - 1}, 100, "not marked as padding");
+  expect_refused({0, 0, total}, total, "not marked as padding");
+  expect_refused({0, 64, total}, 64, "more than the 63");
+  expect_refused({0, 123, 123, total}, 123, "3 documents");
+  EXPECT_EQ(refusal(ErrorCode::kUnsupported, [&] { packed({{0, 65, total}, 65}); }), "");
 }
 
 TEST(Ring, ManyDocumentsMasksCausal_AreRefused) {

@@ -64,6 +64,18 @@ TEST(Usp, PackedDocuments_EqualOneRankBitForBit) {
             std::string::npos);
 }
 
+TEST(Usp, PackedMaxSeqlenTooSmall_IsRefusedInEveryMode) {
+  for (const SequenceGroups& groups :
+       {layout(world_size()), layout(1, world_size()), gather_layout(false)}) {
+    Layer layer = make_layer(groups, 8, 8);
+    Qkv mine = my_share(random_qkv(1, 8 * world_size(), 8, 8, 14));
+    const std::string text = refusal(ErrorCode::kInvalidArgument, [&] {
+      layer.attention->forward_packed({mine.q[0], mine.k[0], mine.v[0]}, {{0, 9}, 7}, {});
+    });
+    EXPECT_NE(text.find("max_seqlen is 7 but the longest document has 9"), std::string::npos);
+  }
+}
+
 TEST(Usp, RealKernels_EqualOneRankBitForBit) {
   SequenceGroups groups = layout(world_size());
   const int64_t whole = 64 * world_size();
