@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -386,6 +387,8 @@ int exit_code_of(const std::exception& error) {
 }
 
 int run_rank(const WorldOptions& options, const std::function<int(World&)>& body) {
+  // A peer that is gone must show as an error with its name, not end this rank without a word.
+  std::signal(SIGPIPE, SIG_IGN);
   std::unique_ptr<World> world;
   try {
     world = World::start(options);

@@ -94,7 +94,7 @@ class World {
 int exit_code_of(const std::exception& error);
 
 /// The body of a rank: starts the world, runs `body`, finishes; an exception ends all ranks with
-/// one message. Returns the exit code of the process.
+/// one message. Returns the exit code of the process. SIGPIPE is ignored from then on.
 int run_rank(const WorldOptions& options, const std::function<int(World&)>& body);
 
 }  // namespace h3::parallel
