@@ -118,7 +118,8 @@ TEST(Launch, RankThatIgnoresTerm_IsKilledAfterGrace) {
 }
 
 TEST(Launch, ProcessesOfARank_EndWithIt) {
-  Outcome run = run_shell(2, "sleep 60 & echo pid=$!; test $RANK = 1 && exit 5; wait");
+  // Rank 1 fails late enough for rank 0 to have started its process.
+  Outcome run = run_shell(2, "sleep 60 & echo pid=$!; test $RANK = 1 && sleep 1 && exit 5; wait");
   EXPECT_EQ(run.result.exit_code, 5);
   auto pids = pids_in(run.text);
   ASSERT_EQ(pids.size(), 2u) << run.text;
