@@ -6,12 +6,14 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly kVenv=build/venv
-readonly kPackages=(torch==2.11.0 numpy pytest "scikit-build-core>=0.10" diffusers==0.42.1)
+readonly kPackages=(torch==2.11.0 numpy pytest "scikit-build-core>=0.10" diffusers==0.42.1
+  transformers==5.24.0)
 have() {
   "$kVenv/bin/python" -c '
 import torch, numpy, pytest, scikit_build_core, importlib.metadata
 assert torch.__version__.split("+")[0] == "2.11.0"
-assert importlib.metadata.version("diffusers") == "0.42.1"' 2>/dev/null
+assert importlib.metadata.version("diffusers") == "0.42.1"
+assert importlib.metadata.version("transformers") == "5.24.0"' 2>/dev/null
 }
 
 if [[ -x $kVenv/bin/python ]] && have; then
