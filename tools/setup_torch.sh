@@ -10,10 +10,11 @@ readonly kPackages=(torch==2.11.0 numpy pytest "scikit-build-core>=0.10" diffuse
   transformers==5.24.0)
 have() {
   "$kVenv/bin/python" -c '
-import torch, numpy, pytest, scikit_build_core, importlib.metadata
-assert torch.__version__.split("+")[0] == "2.11.0"
-assert importlib.metadata.version("diffusers") == "0.42.1"
-assert importlib.metadata.version("transformers") == "5.24.0"' 2>/dev/null
+import importlib.metadata, re, sys, torch
+for wanted in sys.argv[1:]:
+    name, _, version = re.fullmatch(r"([\w-]+)(==|>=)?(.*)", wanted).groups()
+    got = importlib.metadata.version(name)
+    assert "==" not in wanted or got.split("+")[0] == version, got' "${kPackages[@]}" 2>/dev/null
 }
 
 if [[ -x $kVenv/bin/python ]] && have; then

@@ -9,6 +9,7 @@
 #include "h3/attention/requests.h"
 #include "h3/attention/schedule.h"
 #include "h3/common/error.h"
+#include "h3/common/hash.h"
 
 namespace h3 {
 namespace {
@@ -252,12 +253,7 @@ AttentionPlan resolve_attention(const ModelLayers& model, const AttentionChoices
 }
 
 uint64_t plan_digest(const AttentionPlan& plan) {
-  // FNV-1a; the JSON form names everything that ranks have to agree on.
-  uint64_t digest = 14695981039346656037ull;
-  for (const char c : plan_json(plan)) {
-    digest = (digest ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  }
-  return digest;
+  return fnv1a(plan_json(plan));  // the JSON form names everything that ranks have to agree on
 }
 
 }  // namespace h3

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "h3/common/hash.h"
+
 namespace h3::parallel {
 
 void ConfigRecord::set(const std::string& key, std::string value) {
@@ -21,10 +23,8 @@ void ConfigRecord::add(const Degrees& d) {
 }
 
 std::string ConfigRecord::digest() const {
-  uint64_t hash = 14695981039346656037u;
-  for (unsigned char c : serialize()) hash = (hash ^ c) * 1099511628211u;
   char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash));
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(fnv1a(serialize())));
   return text;
 }
 

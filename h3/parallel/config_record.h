@@ -28,7 +28,6 @@ class ConfigRecord {
   /// First field in which `other` differs from this record, as "field: here <a>, there <b>".
   std::optional<std::string> difference(const ConfigRecord& other, const std::string& here,
                                         const std::string& there) const;
-  const std::map<std::string, std::string>& fields() const { return fields_; }
 
  private:
   std::map<std::string, std::string> fields_;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "h3/attention/override.h"
 #include "h3/attention/selection.h"
 #include "h3/common/error.h"
 
@@ -92,6 +93,19 @@ inline std::string component_backends(const AttentionPlan& plan, const std::stri
     if (r.layer.component == component && text.find(name) == std::string::npos) text += name;
   }
   return text;
+}
+
+/// Overrides with one field set.
+inline AttentionOverride with_backend(BackendId id) {
+  AttentionOverride o;
+  o.backend = id;
+  return o;
+}
+
+inline AttentionOverride with_sparsity(double s) {
+  AttentionOverride o;
+  o.sparsity = s;
+  return o;
 }
 
 }  // namespace testing

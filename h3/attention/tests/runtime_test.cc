@@ -23,6 +23,8 @@ using testing::expect_parts;
 using testing::packed;
 using testing::random_qkv;
 using testing::thrown_by;
+using testing::with_backend;
+using testing::with_sparsity;
 
 constexpr uint64_t kSeed = 20261130;
 
@@ -68,18 +70,6 @@ struct Small {
 
 int64_t dense_calls(const CounterValues& v, DenseReason reason) {
   return v.dense_calls[static_cast<size_t>(reason)];
-}
-
-AttentionOverride with_backend(BackendId id) {
-  AttentionOverride o;
-  o.backend = id;
-  return o;
-}
-
-AttentionOverride with_sparsity(double s) {
-  AttentionOverride o;
-  o.sparsity = s;
-  return o;
 }
 
 Qkv sample() {

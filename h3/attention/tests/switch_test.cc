@@ -10,6 +10,8 @@ namespace {
 using testing::denoise_layer;
 using testing::expect_parts;
 using testing::thrown_by;
+using testing::with_backend;
+using testing::with_sparsity;
 
 class FakeLayer : public SwitchableLayer {
  public:
@@ -62,18 +64,6 @@ AttentionChoices subblock() {
   AttentionChoices c;
   c.global = RequestedBackend{BackendId::kSubBlock};
   return c;
-}
-
-AttentionOverride with_backend(BackendId id) {
-  AttentionOverride o;
-  o.backend = id;
-  return o;
-}
-
-AttentionOverride with_sparsity(double s) {
-  AttentionOverride o;
-  o.sparsity = s;
-  return o;
 }
 
 TEST(Switch, Backend_IsSwitchedAndRestored_P1_P2) {
