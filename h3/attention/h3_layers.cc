@@ -7,8 +7,6 @@
 namespace h3 {
 namespace {
 
-constexpr int kDenoiseBlocks = 50;
-constexpr int kRefinerBlocks = 2;
 constexpr int kTextLayers = 50;  // hidden state 50: later layers are not run
 constexpr int kVideoBlocks = 36;
 
@@ -38,15 +36,17 @@ ModelLayers minimax_h3_layers(const Platform& platform, const H3LayerOptions& op
   LayerDescriptor dit;
   dit.component = "transformer";
   dit.stack = LayerStack::kDenoise;
-  dit.heads = dit.kv_heads = 56;
+  dit.heads = dit.kv_heads = options.dit.heads;
+  dit.dtype = options.dit.dtype;
   dit.head_dim = 128;
   dit.needs_packed = true;
   dit.sequence_parallel = true;
   dit.needs_query_block_mask = true;
-  add_stack(dit, kDenoiseBlocks, "blocks.{}.attn", &model);
+  add_stack(dit, options.dit.blocks, "blocks.{}.attn", &model);
   dit.stack = LayerStack::kRefiner;
   dit.needs_query_block_mask = false;  // text only, never sparse
-  add_stack(dit, kRefinerBlocks, "token_refiner.blocks.{}.attn", &model);
+  dit.sequence_parallel = false;       // so few rows that every rank refines all of them
+  add_stack(dit, options.dit.refiner_blocks, "token_refiner.blocks.{}.attn", &model);
 
   LayerDescriptor text;
   text.component = "text_encoder";

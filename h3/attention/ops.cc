@@ -58,7 +58,9 @@ auto translated(const Body& body) {
     switch (e.code()) {
       case ErrorCode::kInvalidArgument: C10_THROW_ERROR(ValueError, e.what());
       case ErrorCode::kUnsupported: C10_THROW_ERROR(NotImplementedError, e.what());
-      case ErrorCode::kUnavailable: C10_THROW_ERROR(OutOfMemoryError, e.what());
+      case ErrorCode::kUnavailable:
+      case ErrorCode::kOutOfMemory: C10_THROW_ERROR(OutOfMemoryError, e.what());
+      case ErrorCode::kCancelled:
       case ErrorCode::kInternal: break;
     }
     C10_THROW_ERROR(Error, e.what());

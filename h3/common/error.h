@@ -12,6 +12,8 @@ enum class ErrorCode {
   kInvalidArgument,  // a value the caller can mend; the command line exits with 2
   kUnsupported,      // understood, but nothing here can do it
   kUnavailable,      // a peer, a device or a file did not answer
+  kOutOfMemory,      // does not fit; the command line exits with 5
+  kCancelled,        // stopped on request; the command line exits with 130
   kInternal,         // a defect of the engine
 };
 

@@ -149,6 +149,16 @@ void Group::broadcast(const at::Tensor& tensor, int root) {
   }).wait();
 }
 
+void Group::all_reduce_sum(const at::Tensor& tensor) {
+  if (size() == 1) return;
+  std::vector<at::Tensor> values{tensor};
+  ++collectives_;
+  bytes_sent_ += static_cast<int64_t>(tensor.nbytes());
+  start("all_reduce", values, [&](c10d::Backend& backend) {
+    return backend.allreduce(values);
+  }).wait();
+}
+
 void Group::barrier() {
   if (size() == 1) return;
   at::Tensor token = at::empty({1}, at::kByte);

@@ -106,6 +106,8 @@ class Group {
   /// out [size * numel(in)], rank order.
   void all_gather(const at::Tensor& out, const at::Tensor& in);
   void broadcast(const at::Tensor& tensor, int root);
+  /// Sum over all ranks, in place, in the tensor's dtype. The only operation that reads values.
+  void all_reduce_sum(const at::Tensor& tensor);
   /// All ranks of the group have come here (host side).
   void barrier();
 

@@ -382,6 +382,8 @@ int exit_code_of(const std::exception& error) {
   if (auto* own = dynamic_cast<const Error*>(&error)) {
     if (own->code() == ErrorCode::kInvalidArgument) return 2;
     if (own->code() == ErrorCode::kUnsupported) return 3;
+    if (own->code() == ErrorCode::kOutOfMemory) return 5;
+    if (own->code() == ErrorCode::kCancelled) return 130;
   }
   return 1;
 }

@@ -90,7 +90,8 @@ class World {
   std::unique_ptr<State> state_;
 };
 
-/// Exit code of the command line for an error: 2 invalid argument, 3 unsupported, otherwise 1.
+/// Exit code of the command line for an error: 2 invalid argument, 3 unsupported, 5 out of memory,
+/// 130 cancelled, otherwise 1.
 int exit_code_of(const std::exception& error);
 
 /// The body of a rank: starts the world, runs `body`, finishes; an exception ends all ranks with

@@ -16,6 +16,7 @@
 
 #include "h3/attention/dense_impl.h"
 #include "h3/attention/sdpa_impl.h"
+#include "h3/attention/subblock_impl.h"
 #include "h3/parallel/usp_attention.h"
 
 namespace hp = h3::parallel;
@@ -30,11 +31,21 @@ struct Arguments {
   bool json = false;
 };
 
+// The published setting (three quarters left out), from the first step on.
+std::shared_ptr<h3::AttentionImpl> make_sparse() {
+  h3::SubBlockOptions options;
+  options.settings.options.skip_first_steps = 0;
+  options.gate.enabled = true;
+  return h3::make_subblock_impl(options, {h3::make_dense_impl({}), nullptr},
+                                std::make_shared<h3::LayerStats>());
+}
+
 // A further implementation to measure is one more line here.
 const std::map<std::string, std::function<std::shared_ptr<h3::AttentionImpl>()>> kImpls = {
     {"fa", [] { return h3::make_dense_impl({}); }},
     {"sdpa", [] { return h3::make_sdpa_impl({}); }},
     {"cudnn", [] { return h3::make_cudnn_sdpa_impl({}); }},
+    {"subblock", make_sparse},
 };
 
 struct Times {

@@ -98,8 +98,8 @@ int main(int argc, char** argv) {
   namespace hp = h3::parallel;
   hp::WorldOptions options = hp::WorldOptions::from_environment();
   const int ranks = options.identity.world_size;
-  if (!hp::has_nccl() || at::getNumGPUs() < static_cast<size_t>(ranks)) {
-    std::printf("SKIPPED: %d ranks need %d GPUs and a build with NCCL\n", ranks, ranks);
+  if (ranks < 2 || !hp::has_nccl() || at::getNumGPUs() < static_cast<size_t>(ranks)) {
+    std::printf("SKIPPED: started with %d ranks; needs at least 2, a GPU each and NCCL\n", ranks);
     return 0;
   }
   std::printf("seed %llu\n", static_cast<unsigned long long>(hp::kSeed));
