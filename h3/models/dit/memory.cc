@@ -1,0 +1,20 @@
+// The estimate behind `h3 inspect` and the check before loading.
+#include "h3/models/dit/memory.h"
+
+#include <algorithm>
+
+namespace h3::dit {
+namespace {
+
+constexpr int64_t kMlpChunkRows = 8192;
+
+}  // namespace
+
+int64_t estimated_activation_bytes(const DitConfig& config, int64_t rows, tessera::Dtype compute) {
+  const int64_t stream = rows * config.hidden;
+  const int64_t attention = rows * 4 * config.inner();
+  const int64_t mlp = stream + std::min(rows, kMlpChunkRows) * 3 * config.ffn;
+  return (stream + std::max(attention, mlp)) * static_cast<int64_t>(dtype_bytes(compute));
+}
+
+}  // namespace h3::dit
