@@ -6,6 +6,7 @@
 #include "h3/attention/report.h"
 #include "h3/cli/attention_options.h"
 #include "h3/cli/commands.h"
+#include "h3/cli/device_option.h"
 #include "h3/common/error.h"
 #include "h3/parallel/plan_admission.h"
 #include "tessera/device.h"
@@ -24,35 +25,21 @@ struct Options {
   throw Error(ErrorCode::kInvalidArgument, text, hint);
 }
 
-// The first device that the kernels run on, or the one named.
-Platform detected_platform(const std::string& device) {
-  const std::vector<tessera::CudaDeviceInfo> devices = tessera::cuda_devices();
-  const bool any = device.empty() || device == "cuda";
-  for (const tessera::CudaDeviceInfo& d : devices) {
-    if (any ? d.usable || !device.empty() : device == "cuda:" + std::to_string(d.index)) {
-      return cuda_platform(d.major, d.minor, tessera::built_with_cuda());
+Platform platform_of(const Options& options) {
+  if (options.capability.empty()) {
+    try {
+      return choose_device(options.device).platform;
+    } catch (const Error& error) {  // here the device may also be described
+      refuse(error.message(),
+             "use --device cpu, or say what the device would be: --capability 9.0");
     }
   }
-  if (device.empty()) return cpu_platform();
-  refuse("--device " + device + " is not here; this build sees " + std::to_string(devices.size()) +
-             " CUDA devices",
-         "use --device cpu, or say what the device would be: --capability 9.0");
-}
-
-Platform platform_of(const Options& options) {
   const std::string device = folded(options.device);
-  const bool cuda = device == "cuda" || device.starts_with("cuda:");
-  if (!device.empty() && device != "cpu" && !cuda) {
-    refuse("--device is '" + options.device + "'; accepted: cpu, cuda, cuda:N",
-           "write --device cpu");
-  }
-  if (options.capability.empty()) {
-    return device == "cpu" ? cpu_platform() : detected_platform(device);
-  }
   if (device == "cpu") {
     refuse("--capability " + options.capability + " contradicts --device cpu",
            "leave one of them out");
   }
+  if (!device.empty() && device != "cuda" && !device.starts_with("cuda:")) choose_device(device);
   // A device that is described need not be here, and neither do its kernels.
   const Capability c = capability_from_text(options.capability);
   return cuda_platform(c.major, c.minor);

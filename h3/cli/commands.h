@@ -20,9 +20,10 @@ struct DottedOption {
 };
 
 struct GlobalOptions {
-  std::vector<DottedOption> dotted;  // taken out of the command line before it is parsed
-  std::vector<std::string> program;  // h3 launch: what it starts, untouched
-  std::function<int()> run;          // the chosen command's work, set while parsing
+  std::vector<DottedOption> dotted;    // taken out of the command line before it is parsed
+  std::vector<std::string> program;    // h3 launch: what it starts, untouched
+  std::vector<std::string> arguments;  // the whole command line, program first, as it came
+  std::function<int()> run;            // the chosen command's work, set while parsing
 };
 
 /// Exit codes users rely on.
@@ -31,6 +32,7 @@ inline constexpr int kExitInternal = 1;
 inline constexpr int kExitBadInput = 2;
 inline constexpr int kExitUnsupported = 3;
 inline constexpr int kExitOutOfMemory = 5;
+inline constexpr int kExitInterrupted = 130;
 
 /// Registers a sub-command with --help and its example; `run` is called after the whole command
 /// line was parsed. `global` must outlive `app`.
@@ -56,6 +58,11 @@ void message(const std::string& text);
 void print_text(const std::string& text);
 
 void add_attention_command(CLI::App& app, GlobalOptions& global);
+void add_compare_runs_command(CLI::App& app, GlobalOptions& global);
+/// Needs torch: only in builds with it.
+void add_denoise_command(CLI::App& app, GlobalOptions& global);
+void add_inspect_command(CLI::App& app, GlobalOptions& global);
 void add_launch_command(CLI::App& app, GlobalOptions& global);
+void add_make_tiny_command(CLI::App& app, GlobalOptions& global);
 
 }  // namespace h3::cli

@@ -55,6 +55,8 @@ int exit_code(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument: return kExitBadInput;
     case ErrorCode::kUnsupported: return kExitUnsupported;
+    case ErrorCode::kOutOfMemory: return kExitOutOfMemory;
+    case ErrorCode::kCancelled: return kExitInterrupted;
     case ErrorCode::kUnavailable:
     case ErrorCode::kInternal: return kExitInternal;
   }
@@ -68,10 +70,17 @@ int run(int argc, char** argv) {
   app.require_subcommand(0, 1);
   app.footer(
       "Example:\n  h3 attention --explain --capability 9.0\n\nExit codes: 0 ok, 1 internal error, "
-      "2 bad input or usage, 3 unsupported, 5 out of memory.");
+      "2 bad input or usage, 3 unsupported, 5 out of memory, 130 interrupted.");
   add_attention_command(app, global);
+  add_compare_runs_command(app, global);
+#ifdef H3_WITH_TORCH
+  add_denoise_command(app, global);
+#endif
+  add_inspect_command(app, global);
   add_launch_command(app, global);
+  add_make_tiny_command(app, global);
 
+  global.arguments.assign(argv, argv + argc);
   std::vector<std::string> words(argv + 1, argv + argc);
   global.program = take_program(app, &words);
   const std::vector<std::string> args = normalized_arguments(words, &global.dotted);
