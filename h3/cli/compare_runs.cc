@@ -3,7 +3,7 @@
 #include <png.h>
 
 #include <algorithm>
-#include <array>
+#include <cctype>
 #include <cerrno>
 #include <csetjmp>
 #include <cstdio>
@@ -11,8 +11,10 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -206,35 +208,43 @@ std::string header_text(const PngHeader& h) {
   return fmt::format("{} x {} {}-bit {}", h.width, h.height, h.depth, type);
 }
 
+// What has to be closed again, whatever leaves the constructor of PngFile.
+struct PngHandle {
+  FILE* file = nullptr;
+  png_structp png = nullptr;
+  png_infop info = nullptr;
+
+  PngHandle() = default;
+  PngHandle(const PngHandle&) = delete;
+  PngHandle& operator=(const PngHandle&) = delete;
+  ~PngHandle() {
+    if (png != nullptr) png_destroy_read_struct(&png, &info, nullptr);
+    if (file != nullptr) std::fclose(file);
+  }
+};
+
 // A PNG file open for reading. libpng reports errors by longjmp, so the functions that it can leave
 // that way (header_or_false, rows_or_false) hold nothing that has to be destroyed.
 class PngFile {
  public:
-  explicit PngFile(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "rb")) {
-    if (!file_) refuse(fmt::format("{} cannot be read: {}", path, std::strerror(errno)), kHint);
-    png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, &error_, on_error, on_warning);
-    if (png_ != nullptr) info_ = png_create_info_struct(png_);
-    if (info_ == nullptr) {
-      close();
-      throw std::bad_alloc();
+  explicit PngFile(const std::string& path) : path_(path) {
+    handle_.file = std::fopen(path.c_str(), "rb");
+    if (handle_.file == nullptr) {
+      refuse(fmt::format("{} cannot be read: {}", path, std::strerror(errno)), kHint);
     }
-    if (!header_or_false()) {
-      close();
-      refuse_damaged();
-    }
+    handle_.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &error_, on_error, on_warning);
+    if (handle_.png != nullptr) handle_.info = png_create_info_struct(handle_.png);
+    if (handle_.info == nullptr) throw std::bad_alloc();
+    if (!header_or_false()) refuse_damaged();
     const bool type = header_.type == PNG_COLOR_TYPE_GRAY || header_.type == PNG_COLOR_TYPE_RGB ||
                       header_.type == PNG_COLOR_TYPE_RGB_ALPHA;
     if (header_.depth != 8 || !type || header_.transparent_colour) {
-      close();
       refuse(fmt::format("{} is {}{}; {}", path, header_text(header_),
                          header_.transparent_colour ? " with a transparent colour" : "",
                          kPicturesAccepted),
              "convert the frames of both runs to 8-bit RGB");
     }
   }
-  ~PngFile() { close(); }
-  PngFile(const PngFile&) = delete;
-  PngFile& operator=(const PngFile&) = delete;
 
   const PngHeader& header() const { return header_; }
 
@@ -273,21 +283,21 @@ class PngFile {
   static void on_warning(png_structp, png_const_charp) {}
 
   bool header_or_false() {
-    if (setjmp(png_jmpbuf(png_)) != 0) return false;
-    png_set_user_limits(png_, kLargestPicture, kLargestPicture);
-    png_init_io(png_, file_);
-    png_read_info(png_, info_);
-    header_.width = png_get_image_width(png_, info_);
-    header_.height = png_get_image_height(png_, info_);
-    header_.depth = png_get_bit_depth(png_, info_);
-    header_.type = png_get_color_type(png_, info_);
-    header_.transparent_colour = png_get_valid(png_, info_, PNG_INFO_tRNS) != 0;
+    if (setjmp(png_jmpbuf(handle_.png)) != 0) return false;
+    png_set_user_limits(handle_.png, kLargestPicture, kLargestPicture);
+    png_init_io(handle_.png, handle_.file);
+    png_read_info(handle_.png, handle_.info);
+    header_.width = png_get_image_width(handle_.png, handle_.info);
+    header_.height = png_get_image_height(handle_.png, handle_.info);
+    header_.depth = png_get_bit_depth(handle_.png, handle_.info);
+    header_.type = png_get_color_type(handle_.png, handle_.info);
+    header_.transparent_colour = png_get_valid(handle_.png, handle_.info, PNG_INFO_tRNS) != 0;
     return true;
   }
   bool rows_or_false(png_bytepp rows) {
-    if (setjmp(png_jmpbuf(png_)) != 0) return false;
-    png_read_image(png_, rows);
-    png_read_end(png_, nullptr);  // finds what was cut off behind the pixels
+    if (setjmp(png_jmpbuf(handle_.png)) != 0) return false;
+    png_read_image(handle_.png, rows);
+    png_read_end(handle_.png, nullptr);  // finds what was cut off behind the pixels
     return true;
   }
   [[noreturn]] void refuse_damaged() const {
@@ -295,16 +305,8 @@ class PngFile {
                        kLargestPicture, kLargestPicture, error_),
            kHint);
   }
-  void close() {
-    if (png_ != nullptr) png_destroy_read_struct(&png_, &info_, nullptr);
-    if (file_ != nullptr) std::fclose(file_);
-    file_ = nullptr;
-  }
-
   std::string path_, error_;
-  FILE* file_ = nullptr;
-  png_structp png_ = nullptr;
-  png_infop info_ = nullptr;
+  PngHandle handle_;
   PngHeader header_;
 };
 
@@ -316,8 +318,9 @@ std::vector<std::string> frame_paths(const std::string& folder) {
     for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     if (extension == ".png") paths.push_back(it->path().string());
   }
-  if (error)
+  if (error) {
     refuse(fmt::format("{} cannot be read: {}", folder, error.message()), "check its rights");
+  }
   if (paths.empty()) {
     refuse(folder + " holds no .png files", "give folders of PNG frames, named in their order");
   }

@@ -1,11 +1,13 @@
 // `h3 denoise`: from a request and encoded conditions to latents, with a report of what ran.
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -60,6 +62,23 @@ std::string read_text(const std::string& path) {
                 "give a JSON file with task, prompt and target");
   }
   return text;
+}
+
+// Found out before hours of work, not after them.
+void require_writable(const std::string& path, const char* option) {
+  const std::filesystem::path target(path);
+  std::filesystem::path folder = target.parent_path();
+  if (folder.empty()) folder = ".";
+  if (std::filesystem::is_directory(target)) {
+    throw Error(ErrorCode::kInvalidArgument, std::string(option) + " " + path + " is a folder",
+                "give the name of a file");
+  }
+  if (!std::filesystem::is_directory(folder) || access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(option) + " " + path + " cannot be written: the folder " +
+                    folder.string() + " is missing or not writable",
+                "create the folder first");
+  }
 }
 
 VideoRequest read_request(const Options& options) {
@@ -168,6 +187,14 @@ class Run {
  public:
   Run(const Options& options, const GlobalOptions& global)
       : options_(options), progress_(options.quiet) {
+    if (!options.output.ends_with(".safetensors")) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "--output-path is " + options.output + "; accepted: a name ending in .safetensors",
+          "latents are written as safetensors");
+    }
+    require_writable(options.output, "--output-path");
+    if (!options.report.empty()) require_writable(options.report, "--report");
     request_ = read_request(options);
     device_ = choose_device(options.device);
     identity_ = parallel::rank_identity();

@@ -68,11 +68,6 @@ DitSetup plan_dit(const DitOptions& options) {
     setup.compute = tessera::Dtype::kF32;  // the CPU is quick and exact in f32
     setup.plan = attention_plan(options, config, setup.compute);
   }
-  if (setup.compute == tessera::Dtype::kF32 && any_sparse(setup.plan)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "--dtype is f32 and the transformer's attention is sparse, which runs in bf16",
-                "use --dtype bf16, or a dense --attention-backend");
-  }
   setup.degrees = parallel::resolve_degrees(options.degrees);
   parallel::admit_plan(setup.plan, setup.degrees);
   setup.recipes =

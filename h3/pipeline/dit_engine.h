@@ -49,7 +49,7 @@ struct DitSetup {
 };
 
 /// Opens and checks the checkpoint (headers only), resolves attention for its layers and admits the
-/// degrees. Throws as its parts, and kInvalidArgument for f32 with sparse attention, which is bf16.
+/// degrees. Throws as its parts.
 DitSetup plan_dit(const DitOptions& options);
 
 /// Throws kOutOfMemory if weights and one forward of `rows` packed rows do not fit what is free on

@@ -170,6 +170,7 @@ TEST_F(CompareRuns, BadLatents_AreRefused) {
   expect_refused({a, with("h", half, audio)}, {"f32 [1, 2, 7, 4, 6] in", "bf16 [1, 2, 7, 4, 6]"});
   expect_refused({with("h", half, audio), path("h")}, {"accepted: f32 [1, channels"});
   expect_refused({a, with("r", video, Tensor::ramp({2, 15}))}, {"'audio'", "[2, 15]", "[2, 3, 5]"});
+  expect_refused({with("l", Tensor::ramp({2, 1, 7, 4, 6}), audio), path("l")}, {"[2, 1, 7, 4, 6]"});
   expect_refused({with("e", video, Tensor::ramp({2, 0, 5})), path("e")}, {"[2, 0, 5]"});
   expect_refused({a, write("m", {{"video", video}, {"sound", audio}})},
                  {"no tensor 'audio'", "it holds", "sound", "video"});
@@ -225,6 +226,19 @@ TEST_F(CompareRuns, Frames_AreComparedInOrderOfTheirNames) {
                        "2 of 3 frames are identical"});
 }
 
+// Folders list their files in no order; a wrong order has to show among so many.
+TEST_F(CompareRuns, ManyFrames_AreSorted) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 12; ++i) names.push_back(std::to_string(100 + i * 37 % 12) + ".png");
+  for (const std::string& name : names) {
+    frame("a/" + name, 2, 2, PNG_FORMAT_GRAY, {static_cast<uint8_t>(name[2])});
+  }
+  const Json json = json_of({path("a"), path("a")});
+  std::sort(names.begin(), names.end());
+  ASSERT_EQ(json["files"].size(), names.size());
+  for (size_t i = 0; i < names.size(); ++i) EXPECT_EQ(json["files"][i]["a"], names[i]);
+}
+
 TEST_F(CompareRuns, GrayFrames_HaveNoRgb) {
   frame("a/1.png", 8, 6, PNG_FORMAT_GRAY, {0});
   frame("b/1.png", 8, 6, PNG_FORMAT_GRAY, {255});
@@ -272,6 +286,16 @@ TEST_F(CompareRuns, BadFrames_AreRefused) {
     file.put('\x55');
   }
   expect_refused({a, path("flip")}, {"002.png is no complete PNG"});
+  run_of_frames("key", 1);
+  {
+    std::ifstream whole(path("key/002.png"), std::ios::binary);
+    std::string bytes(std::istreambuf_iterator<char>(whole), {});
+    using namespace std::string_literals;
+    bytes.insert(bytes.find("IDAT") - 4,
+                 "\0\0\0\6tRNS\0\1\0\1\0\1\x25\x03\x74\x80"s);  // with its CRC
+    std::ofstream(path("key/002.png"), std::ios::binary) << bytes;
+  }
+  expect_refused({a, path("key")}, {"002.png is 20 x 12 8-bit RGB with a transparent colour"});
   run_of_frames("text", 1);
   std::ofstream(path("text/002.png")) << "no picture";
   expect_refused({a, path("text")}, {"002.png is no complete PNG"});

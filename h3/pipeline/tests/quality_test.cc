@@ -4,11 +4,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "h3/common/error.h"
 
@@ -288,14 +293,14 @@ Picture picture(int64_t height, int64_t width, std::vector<uint8_t> colour) {
 }
 
 TEST(PictureQuality, Channels_AndLuma_AreByHand) {
-  const Picture a = picture(12, 15, {100, 50, 200}), b = picture(12, 15, {110, 50, 180});
+  const Picture a = picture(12, 15, {100, 50, 200}), b = picture(12, 15, {110, 60, 180});
   const PictureQuality q = compare_pictures(a, b);
-  EXPECT_DOUBLE_EQ(q.rgb.psnr_db, 10 * std::log10(255 * 255 / (500.0 / 3)));
-  EXPECT_NEAR(q.luma.mean_squared_error, 0.71 * 0.71, 1e-12);  // 2.99 - 2.28
+  EXPECT_DOUBLE_EQ(q.rgb.psnr_db, 10 * std::log10(255 * 255 / (600.0 / 3)));
+  EXPECT_NEAR(q.luma.mean_squared_error, 6.58 * 6.58, 1e-12);  // 2.99 + 5.87 - 2.28
   const double c1 = 2.55 * 2.55;
   const auto flat = [&](double x, double y) { return (2 * x * y + c1) / (x * x + y * y + c1); };
-  EXPECT_NEAR(q.rgb.ssim, (flat(100, 110) + 1 + flat(200, 180)) / 3, 1e-9);
-  const double la = 29.9 + 29.35 + 22.8, lb = 32.89 + 29.35 + 20.52;
+  EXPECT_NEAR(q.rgb.ssim, (flat(100, 110) + flat(50, 60) + flat(200, 180)) / 3, 1e-9);
+  const double la = 29.9 + 29.35 + 22.8, lb = la + 6.58;
   EXPECT_NEAR(q.luma.ssim, flat(la, lb), 1e-9);
   const PictureQuality same = compare_pictures(a, a);
   EXPECT_TRUE(same.luma.identical() && same.rgb.identical());
@@ -370,17 +375,36 @@ TEST(Summary, Table_ListsTheWorstFirst) {
   EXPECT_NE(all.find("1 of 4 frames are identical"), std::string::npos);
 }
 
-TEST(FrameLoop, EveryItem_RunsOnce_AndTheFirstErrorComesOut) {
+TEST(FrameLoop, EveryItem_RunsOnce) {
   std::vector<std::atomic<int>> calls(100);
   for_each_frame(100, 3, [&](int64_t i) { ++calls[i]; });
   for (const auto& c : calls) EXPECT_EQ(c, 1);
   for_each_frame(0, 3, [](int64_t) { FAIL() << "no item"; });
-  const auto failing = [](int64_t i) {
+}
+
+TEST(FrameLoop, AfterAFailure_NoMoreBegin) {
+  int calls = 0;
+  const auto failing = [&](int64_t i) {
+    ++calls;
     if (i >= 5) throw Error(ErrorCode::kInvalidArgument, "item " + std::to_string(i), "hint");
   };
-  for (const int threads : {1, 4}) {
-    expect_refused([&] { for_each_frame(100, threads, failing); }, {"item 5"});
-  }
+  expect_refused([&] { for_each_frame(100, 1, failing); }, {"item 5"});
+  EXPECT_EQ(calls, 6);
+}
+
+TEST(FrameLoop, OfTwoFailures_TheLowerItemComesOut) {
+  std::atomic<bool> both = false;
+  const auto failing = [&](int64_t i) {
+    if (i == 1) {
+      both = true;
+      both.notify_all();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // item 0 fails first
+    } else {
+      both.wait(false);
+    }
+    throw Error(ErrorCode::kInvalidArgument, "item " + std::to_string(i), "hint");
+  };
+  expect_refused([&] { for_each_frame(2, 2, failing); }, {"item 0"});
 }
 
 }  // namespace

@@ -5,7 +5,10 @@
 import os
 import pathlib
 
-import pytest
+# Before torch is imported, for both sides: the models are too small for threads, which would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
