@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles the CUDA library and its GPU tests for sm_90a and checks what ptxas says about the kernels.
+"""Compiles the CUDA kernels of tessera and h3 and the GPU tests for sm_90a and checks what ptxas says about the kernels.
 
     tools/check_kernels.py               build in build/kernels and check; no GPU is needed
     tools/check_kernels.py --log FILE    check the output of another build (nvcc with -Xptxas=-v)
@@ -22,7 +22,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ARCH = "sm_90a"
 SKIPPED = 77
-TARGETS = ["tessera_core", "gpu_attention_test", "gpu_router_test", "gpu_large_test"]
+TARGETS = ["tessera_core", "gpu_attention_test", "gpu_router_test", "gpu_large_test", "h3_kernels"]
 
 # Kernel: (threads of a CTA, CTAs an SM has to hold, instances). As in __launch_bounds__, or the size of
 # the launch where a kernel has none. An instance that is added or lost has to be entered here.
@@ -37,6 +37,10 @@ KERNELS = {
     "router_score_kernel": (256, 2, 16),
     "router_select_kernel": (128, 1, 10),
     "router_defaults_kernel": (128, 1, 1),
+    "sm90_owned_rows_kernel": (224, 2, 4),
+    "sm90_any_rows_kernel": (256, 1, 4),
+    "sm90_swiglu_kernel": (128, 6, 2),
+    "sm90_qk_norm_rope_kernel": (224, 3, 4),
 }
 
 # (pattern of the instance, bytes at most, reason). Every other kernel: 0.
@@ -172,6 +176,7 @@ def build(folder, nvcc):
     """Compiles both .cu files anew (an incremental build would print nothing); (log, objects)."""
     configure = subprocess.run(
         ["cmake", "--preset", "cuda-sm90", "-B", str(folder), "-DTESSERA_CLI=OFF", "-DTESSERA_VIDEO=OFF",
+         "-DH3=ON", "-DH3_TORCH=OFF",
          f"-DCMAKE_CUDA_COMPILER={nvcc}"], cwd=ROOT, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT)
     if configure.returncode != 0:

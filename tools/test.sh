@@ -201,6 +201,12 @@ torch() { tools/setup_torch.sh; }
 h3_build() { build h3; }
 h3_tests() { run_tests h3; }
 
+# The engine against the public implementations, as programs against Python.
+h3_parity() {
+  H3_BUILD=$PWD/build/h3 build/venv/bin/python -m pytest -q -p no:cacheprovider \
+    --junitxml="$PWD/$kLogs/ctest-parity.xml" h3/tests/parity
+}
+
 # Installed as a user would, into the environment that holds torch.
 python_package() {
   build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation . \
@@ -230,6 +236,7 @@ else
     step "PyTorch for h3" torch
     step "build: h3" h3_build
     step "tests: h3" h3_tests
+    step "parity of h3" h3_parity
     step "Python package" python_package
   fi
 fi
