@@ -225,7 +225,7 @@ class Run {
         pipeline::assemble_denoise(request_, options.features, setup_.checkpoint.config,
                                    {paths.video_shift, paths.audio_shift},
                                    dit::forwards_of(request_.num_inference_steps, convention));
-    layout_ = dit::pack_layout(inputs_.request.layout);
+    layout_ = dit::pack_layout(inputs_.request.layout, setup_.degrees.sequence);
     pipeline::require_memory(setup_, layout_.rows);
   }
 

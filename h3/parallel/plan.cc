@@ -227,12 +227,6 @@ void admit_h3(const Degrees& d) {
     throw Error(ErrorCode::kUnsupported,
                 "guidance degree " + str(d.guidance) +
                     "; accepted: 1, because the model is distilled to one branch");
-  if (kPackedAlignment % d.sequence != 0)
-    throw Error(ErrorCode::kInvalidArgument,
-                "sequence degree " + str(d.sequence) + " (ulysses " + str(d.ulysses) + " x ring " +
-                    str(d.ring) + ") does not divide the packed alignment of " +
-                    str(kPackedAlignment) + " rows",
-                "accepted: " + legal_degrees(kPackedAlignment));
 }
 
 }  // namespace h3::parallel

@@ -84,10 +84,10 @@ struct LayerFacts {
 /// that cannot rotate or is sparse. A component override is a layer of its own: admit each of them.
 void admit_layer(const Degrees& degrees, const LayerFacts& layer);
 
-/// Rules of the H3 transformer on top: no guidance parallelism (the model is distilled to one
-/// branch), and the packed alignment of 64 rows divides into sequence ranks.
+/// Rule of the H3 transformer on top: no guidance parallelism, because the model is distilled to
+/// one branch (kUnsupported).
 void admit_h3(const Degrees& degrees);
-inline constexpr int64_t kPackedAlignment = 64;
+inline constexpr int64_t kPackedAlignment = 64;  // rows; more padding where ranks do not divide it
 
 /// Divisors of `heads`, ascending: "1, 2, 4, 7".
 std::string legal_degrees(int64_t heads);

@@ -147,7 +147,7 @@ DenoiseJob::DenoiseJob(dit::DitModel& model, const DenoiseRequest& request,
   State& s = *state_;
   s.model = &model;
   reset_peak_memory(model.device());
-  s.layout = dit::pack_layout(request.layout);
+  s.layout = dit::pack_layout(request.layout, model.sequence_ranks());
   s.target = request.layout.target;
   s.video_sigmas = dit::sigma_grid(request.forwards, request.video_shift);
   s.audio_sigmas = dit::sigma_grid(request.forwards, request.audio_shift);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -143,8 +144,9 @@ class Packer {
     out_.condition_audio_rows = int64_t(out_.audio_rows.size());
   }
 
-  PackedLayout padded() && {
-    out_.rows = (out_.used + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+  PackedLayout padded(int64_t ranks) && {
+    const int64_t multiple = std::lcm(kRowAlignment, ranks);
+    out_.rows = (out_.used + multiple - 1) / multiple * multiple;
     out_.positions.resize(size_t(out_.rows) * 3, 0.0);
     out_.tags.resize(size_t(out_.rows), kTagPadding);
     return std::move(out_);
@@ -202,8 +204,9 @@ void add_references(const LayoutRequest& request, const FrameGrid& target, Packe
 
 }  // namespace
 
-PackedLayout pack_layout(const LayoutRequest& request) {
+PackedLayout pack_layout(const LayoutRequest& request, int64_t ranks) {
   check(request);
+  if (ranks < 1) refuse(fmt::format("ranks is {}; accepted: 1 and more", ranks));
   const FrameGrid grid = frame_grid(request.target.height, request.target.width);
   const double origin = target_origin(request);
   Packer packer(request);
@@ -216,7 +219,7 @@ PackedLayout pack_layout(const LayoutRequest& request) {
   packer.end_of_conditions();
   packer.audio(grid, request.target_audio_latents, origin);
   packer.video(grid, request.target.frames, origin);
-  return std::move(packer).padded();
+  return std::move(packer).padded(ranks);
 }
 
 RowTimesteps row_timesteps(const PackedLayout& layout, const StepTimes& times) {

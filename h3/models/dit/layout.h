@@ -46,7 +46,7 @@ struct LayoutRequest {
 inline constexpr int8_t kTagPadding = -1, kTagVideo = 0, kTagText = 1, kTagAudio = 2;
 
 struct PackedLayout {
-  int64_t text_rows = 0, used = 0, rows = 0;  // rows: `used` padded to 64
+  int64_t text_rows = 0, used = 0, rows = 0;  // rows: `used` and its padding
   std::vector<double> positions;              // [rows, 3]: t, h, w
   std::vector<int8_t> tags;                   // [rows]
   std::vector<int64_t> video_rows;            // packed index: keyframes, references, target
@@ -57,7 +57,10 @@ struct PackedLayout {
 
 /// Throws kInvalidArgument naming the field for empty text, sizes that are not positive or not
 /// even, keyframes other than first, last, or first and last, and lists of a wrong length.
-PackedLayout pack_layout(const LayoutRequest& request);
+///
+/// `ranks`: sequence ranks that get equal shares. Rows are padded to a multiple of 64 and of
+/// `ranks`; for the powers of two up to 64 that is the published padding.
+PackedLayout pack_layout(const LayoutRequest& request, int64_t ranks = 1);
 
 /// Timestep of every kind of row in one step. t = 1 - sigma.
 struct StepTimes {

@@ -138,6 +138,10 @@ at::Tensor DitModel::refine_text(const at::Tensor& features) {
                     std::to_string(config_.text_dim) + "] with L >= 1",
                 "give the hidden states of one prompt, without a batch axis");
   }
+  if (parallel_.tensor) {
+    parallel_.tensor->require_agreement(
+        parallel::Signature("text features").add("rows", features.size(0)));
+  }
   Call call;
   const auto rows = static_cast<int32_t>(features.size(0));
   call.bounds = {{0, rows}, rows};

@@ -53,6 +53,10 @@ class DitModel {
   at::Device device() const { return weights_.refiner_norm.device(); }
   at::ScalarType compute_type() const { return weights_.refiner_norm.scalar_type(); }
   int64_t weight_bytes() const { return weights_.bytes(); }
+  /// Ranks that share the rows: what layouts are packed for.
+  int64_t sequence_ranks() const {
+    return parallel_.sequence ? parallel_.sequence->sequence->size() : 1;
+  }
   AttentionRuntime& attention() { return attention_; }
   PhaseTimer& timer() { return timer_; }
 

@@ -79,7 +79,7 @@ DitSession::DitSession(DitModel& model, const PackedLayout& layout, const at::Te
     throw Error(ErrorCode::kInvalidArgument,
                 std::to_string(layout.rows) + " packed rows do not divide by " +
                     std::to_string(ranks) + " sequence ranks",
-                "use a divisor of 64");
+                "pack the layout for that many ranks");
   }
   if (text.dim() != 2 || text.size(0) != layout.text_rows || text.size(1) != config.hidden) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -88,6 +88,16 @@ DitSession::DitSession(DitModel& model, const PackedLayout& layout, const at::Te
                     std::to_string(config.hidden),
                 "pass the result of refine_text for the prompt of this layout");
   }
+  int64_t timesteps = 0;
+  for (const RowTimesteps& step : steps) timesteps += static_cast<int64_t>(step.unique.size());
+  const auto request = parallel::Signature("request")
+                           .add("rows", layout.rows)
+                           .add("used", layout.used)
+                           .add("text rows", layout.text_rows)
+                           .add("steps", static_cast<int64_t>(steps.size()))
+                           .add("timesteps", timesteps);
+  if (groups) groups->sequence->require_agreement(request);
+  if (model.parallel_.tensor) model.parallel_.tensor->require_agreement(request);
   s.rows = layout.rows / ranks;
   s.start = (groups ? groups->place.rank() : 0) * s.rows;
   s.text = text;

@@ -190,13 +190,11 @@ TEST(Admission, KvGather_ExplicitRefusesSparse) {
   EXPECT_TRUE(mentions(refusal([&] { admit_layer(automatic, sparse); }), {"55", "1, 5, 11, 55"}));
 }
 
-TEST(Admission, H3Rules_AlignmentAndGuidance) {
-  for (int64_t sequence : {1, 2, 4, 8, 16, 64})
+TEST(Admission, H3Rules_AnySequenceDegreeNoGuidance) {
+  for (int64_t sequence : {1, 2, 4, 7, 8, 16, 64})
     EXPECT_EQ(
         refusal([&] { admit_h3(resolve_degrees({.world_size = sequence, .sequence = sequence})); }),
         "");
-  EXPECT_TRUE(mentions(refusal([] { admit_h3(resolve_degrees({.world_size = 7})); }),
-                       {"sequence degree 7", "64", "1, 2, 4, 8, 16, 32, 64"}));
   EXPECT_TRUE(mentions(refusal([] { admit_h3(resolve_degrees({.world_size = 2, .guidance = 2})); },
                                ErrorCode::kUnsupported),
                        {"guidance degree 2", "accepted: 1"}));
@@ -264,12 +262,10 @@ TEST(PlanAdmission, H3Heads_MatchFieldCase6) {
                  resolve_degrees({.world_size = ulysses * ring, .ulysses = ulysses, .ring = ring}));
     });
   };
-  for (int64_t ulysses : {1, 2, 4, 8}) EXPECT_EQ(admit(ulysses), "");
+  for (int64_t ulysses : {1, 2, 4, 7, 8}) EXPECT_EQ(admit(ulysses), "");
   for (int64_t ulysses : {5, 16})
     EXPECT_TRUE(mentions(admit(ulysses), {"transformer.blocks.0.attn has 56 heads",
                                           "does not divide 56", "1, 2, 4, 7, 8, 14, 28, 56"}));
-  // Heads allow 7, the alignment of packed rows does not.
-  EXPECT_TRUE(mentions(admit(7), {"sequence degree 7", "64 rows", "1, 2, 4, 8, 16, 32, 64"}));
   EXPECT_TRUE(
       mentions(refusal([&] { admit_plan(plan, resolve_degrees({.world_size = 2, .ring = 2})); },
                        ErrorCode::kUnsupported),

@@ -197,6 +197,18 @@ TEST(Layout, EqualTimes_AreOneSlot) {
   EXPECT_EQ(rows.inverse, std::vector<int32_t>(128, 0));
 }
 
+TEST(Layout, RanksThatDoNotDivide64_GetMorePadding) {
+  const PackedLayout one = pack_layout(small());
+  for (const int64_t ranks : {1, 2, 8, 64}) EXPECT_EQ(pack_layout(small(), ranks).rows, one.rows);
+  const PackedLayout seven = pack_layout(small(), 7);
+  EXPECT_EQ(seven.rows, 448);
+  EXPECT_EQ(seven.used, one.used);
+  EXPECT_EQ(seven.video_rows, one.video_rows);
+  EXPECT_EQ(seven.tags.back(), kTagPadding);
+  EXPECT_EQ(seven.tags.size(), 448u);
+  EXPECT_THROW(pack_layout(small(), 0), Error);
+}
+
 struct Refusal {
   const char* field;
   std::function<void(LayoutRequest&)> spoil;
