@@ -28,7 +28,8 @@ inline at::ScalarType torch_type(tessera::Dtype dtype) {
 /// A native checkpoint of random weights, cut for one tensor rank by the recipes of the model. The
 /// f32 checkpoint is made once per config; bf16 weights are its values, rounded.
 inline DitWeights checkpoint_weights(const DitConfig& config, tessera::Dtype compute,
-                                     const TensorShard& shard = {}) {
+                                     const TensorShard& shard = {},
+                                     const at::Device& device = at::kCPU) {
   static std::map<std::string, std::map<std::string, at::Tensor>> made;
   std::map<std::string, at::Tensor>& files = made[dit_config_json(config)];
   if (files.empty()) {
@@ -47,7 +48,7 @@ inline DitWeights checkpoint_weights(const DitConfig& config, tessera::Dtype com
       target.narrow(0, p.target_row, p.rows)
           .copy_(files.at(p.source).narrow(0, p.row, p.rows).narrow(1, p.column, p.columns));
     }
-    tensors[recipe.name] = target.view(recipe.shape);
+    tensors[recipe.name] = target.view(recipe.shape).to(device);
   }
   return take_weights(config, compute, shard, std::move(tensors));
 }
@@ -66,6 +67,9 @@ struct EngineOptions {
   tessera::Dtype compute = tessera::Dtype::kF32;
   BackendId backend = BackendId::kFa;
   SubBlockSettings subblock;  // of subblock_sparse_attn
+  at::Device device = at::kCPU;
+
+  Platform platform() const { return device.is_cpu() ? cpu_platform() : cuda_platform(9, 0); }
 };
 
 inline AttentionPlan make_plan(const DitConfig& config, const EngineOptions& options) {
@@ -78,15 +82,16 @@ inline AttentionPlan make_plan(const DitConfig& config, const EngineOptions& opt
     choices.subblock = options.subblock;
     choices.subblock_given = true;
   }
-  return resolve_attention(minimax_h3_layers(cpu_platform(), layers), choices, cpu_platform());
+  return resolve_attention(minimax_h3_layers(options.platform(), layers), choices,
+                           options.platform());
 }
 
 /// A model and its attention.
 struct Engine {
   Engine(const DitConfig& config, const EngineOptions& options, const DitParallel& parallel = {})
       : attention(make_plan(config, options), {.log = [](std::string_view) {}}),
-        model(config, checkpoint_weights(config, options.compute, parallel.shard()), attention,
-              parallel) {}
+        model(config, checkpoint_weights(config, options.compute, parallel.shard(), options.device),
+              attention, parallel) {}
 
   CounterValues counters(const std::string& layer) const {
     for (const LayerReport& report : attention.stats()) {
@@ -121,7 +126,8 @@ struct Request {
   std::vector<Velocity> run(DitModel& model) const {
     DitSession session(model, layout, model.refine_text(text), steps);
     std::vector<Velocity> all;
-    for (int64_t k = 0; k < session.steps(); ++k) all.push_back(session.forward(k, video, audio));
+    const at::Tensor v = video.to(model.device()), a = audio.to(model.device());
+    for (int64_t k = 0; k < session.steps(); ++k) all.push_back(session.forward(k, v, a));
     return all;
   }
 
