@@ -271,7 +271,7 @@ TEST(H3Layers, Counts_AreThoseOfTheCheckpoint) {
     text += l.component == "text_encoder";
     video += l.component == "video_vae";
     audio += l.component == "audio_vae";
-    EXPECT_EQ(l.sequence_parallel, l.component == "transformer") << l.name;
+    EXPECT_EQ(l.sequence_parallel, l.stack == LayerStack::kDenoise) << l.name;
     EXPECT_FALSE(l.required) << l.name;
   }
   EXPECT_EQ(denoise, 50);
