@@ -54,8 +54,8 @@ AttentionChoices attention_choices(const AttentionOptionTexts& texts, const Glob
   // Empty text sets nothing; neither does an object that repeats the defaults.
   choices.subblock_given = !config.empty() || !(choices.subblock == SubBlockSettings{});
   choices.allow_fallback = texts.allow_fallback;
-  choices.ulysses_degree = texts.ulysses_degree;
-  choices.ring_degree = texts.ring_degree;
+  choices.ulysses_degree = texts.ulysses_degree.value_or(1);
+  choices.ring_degree = texts.ring_degree.value_or(1);
   return choices;
 }
 

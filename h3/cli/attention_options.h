@@ -13,7 +13,7 @@ namespace h3::cli {
 struct AttentionOptionTexts {
   std::optional<std::string> backend, components, config;
   bool allow_fallback = false;
-  int ulysses_degree = 1, ring_degree = 1;
+  std::optional<int> ulysses_degree, ring_degree;  // absent: follow from the number of ranks
 };
 
 /// Adds --attention-backend, --component-attention-backends, --attention-backend-config,

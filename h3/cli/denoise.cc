@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -20,6 +21,7 @@
 #include "h3/cli/commands.h"
 #include "h3/cli/device_option.h"
 #include "h3/cli/progress.h"
+#include "h3/cli/run_files.h"
 #include "h3/common/error.h"
 #include "h3/common/hash.h"
 #include "h3/models/dit/sampling.h"
@@ -40,7 +42,8 @@ struct Options {
   weights::ModelRequest model;
   AttentionOptionTexts attention;
   int tensor = 1, gpus = 0;
-  std::optional<int64_t> seed, steps;
+  std::optional<std::string> seed;
+  std::optional<int64_t> steps;
   std::optional<double> flow_shift, audio_flow_shift;
   std::string step_count = "forwards";
   bool compare_dense = false, no_profile = false, json = false, quiet = false;
@@ -54,6 +57,19 @@ void on_interrupt(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
+// Takes interrupts while it lives.
+class Interrupts {
+ public:
+  Interrupts() {
+    for (const int s : {SIGINT, SIGTERM}) std::signal(s, on_interrupt);
+  }
+  ~Interrupts() {
+    for (const int s : {SIGINT, SIGTERM}) std::signal(s, SIG_DFL);
+  }
+  Interrupts(const Interrupts&) = delete;
+  Interrupts& operator=(const Interrupts&) = delete;
+};
+
 std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -64,35 +80,18 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-// Found out before hours of work, not after them.
-void require_writable(const std::string& path, const char* option) {
-  const std::filesystem::path target(path);
-  std::filesystem::path folder = target.parent_path();
-  if (folder.empty()) folder = ".";
-  if (std::filesystem::is_directory(target)) {
-    throw Error(ErrorCode::kInvalidArgument, std::string(option) + " " + path + " is a folder",
-                "give the name of a file");
-  }
-  if (!std::filesystem::is_directory(folder) || access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string(option) + " " + path + " cannot be written: the folder " +
-                    folder.string() + " is missing or not writable",
-                "create the folder first");
-  }
-}
-
 VideoRequest read_request(const Options& options) {
   VideoRequest request = parse_video_request(read_text(options.request), options.request);
   for (const std::string& warning : request.warnings) message("note: " + warning);
   if (options.seed) {
+    const int64_t seed = parse_seed(*options.seed, "--seed");
     for (size_t k = 0; k < request.seeds.size(); ++k) {
-      if (*options.seed > std::numeric_limits<int64_t>::max() - static_cast<int64_t>(k)) {
+      if (seed > std::numeric_limits<int64_t>::max() - static_cast<int64_t>(k)) {
         throw Error(ErrorCode::kInvalidArgument,
-                    "--seed " + std::to_string(*options.seed) + " leaves no seed for output " +
-                        std::to_string(k),
+                    "--seed " + *options.seed + " leaves no seed for output " + std::to_string(k),
                     "use a smaller seed");
       }
-      request.seeds[k] = *options.seed + static_cast<int64_t>(k);
+      request.seeds[k] = seed + static_cast<int64_t>(k);
     }
   }
   if (options.steps) request.num_inference_steps = *options.steps;
@@ -198,7 +197,22 @@ class Run {
     request_ = read_request(options);
     device_ = choose_device(options.device);
     identity_ = parallel::rank_identity();
-    if (device_.platform.cuda && identity_.world_size > 1) device_.index = identity_.local_rank;
+    if (options.gpus > 0 && identity_.source != "none" && options.gpus != identity_.world_size) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "--num-gpus is " + std::to_string(options.gpus) + " and the environment (" +
+                      identity_.source + ") says " + std::to_string(identity_.world_size) +
+                      " ranks",
+                  "leave --num-gpus out where a launcher starts the ranks");
+    }
+    if (device_.platform.cuda && identity_.world_size > 1) {
+      if (folded(options.device).starts_with("cuda:")) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "--device is " + options.device + " with " +
+                        std::to_string(identity_.world_size) + " ranks, which have a device each",
+                    "use --device cuda, and CUDA_VISIBLE_DEVICES to choose");
+      }
+      device_.index = identity_.local_rank;
+    }
     pipeline::DitOptions dit;
     dit.model = options.model;
     dit.platform = device_.platform;
@@ -207,9 +221,9 @@ class Run {
     dit.attention = attention_choices(options.attention, global);
     dit.degrees.world_size = identity_.world_size;
     dit.degrees.tensor = options.tensor;
-    if (options.attention.ulysses_degree > 1)
-      dit.degrees.ulysses = options.attention.ulysses_degree;
-    if (options.attention.ring_degree > 1) dit.degrees.ring = options.attention.ring_degree;
+    if (options.attention.ulysses_degree) dit.degrees.ulysses = *options.attention.ulysses_degree;
+    if (options.attention.ring_degree) dit.degrees.ring = *options.attention.ring_degree;
+    dit.request = request_.attention;
     setup_ = pipeline::plan_dit(dit);
     const weights::ModelPaths& paths = setup_.checkpoint.paths;
     require_task(paths, request_.task);
@@ -226,7 +240,19 @@ class Run {
                                    {paths.video_shift, paths.audio_shift},
                                    dit::forwards_of(request_.num_inference_steps, convention));
     layout_ = dit::pack_layout(inputs_.request.layout, setup_.degrees.sequence);
-    pipeline::require_memory(setup_, layout_.rows);
+    pipeline::require_memory(
+        setup_,
+        {.rows = layout_.rows, .moments = moments(), .local_ranks = identity_.local_world_size});
+    std::vector<std::pair<std::string, std::string>> files = {{"the request", options.request},
+                                                              {"--features", options.features}};
+    for (size_t k = 0; k < request_.seeds.size(); ++k) {
+      for (const char* suffix : {"", "-dense"}) {
+        if (*suffix && !options.compare_dense) continue;
+        files.emplace_back("an output", output_name(options, k, request_.seeds.size(), suffix));
+      }
+    }
+    if (!options.report.empty()) files.emplace_back("--report", options.report);
+    require_distinct(files);
   }
 
   int run() {
@@ -234,6 +260,7 @@ class Run {
     parallel::WorldOptions world = parallel::WorldOptions::from_environment();
     world.degrees = setup_.degrees;
     world.record = setup_.record();
+    record_request(&world.record);
     world.record.add(setup_.degrees);
     world.device = setup_.device.type();
     return parallel::run_rank(world, [&](parallel::World& w) { return body(&w); });
@@ -244,12 +271,12 @@ class Run {
 
   int body(parallel::World* world) {
     world_ = world;
-    std::signal(SIGINT, on_interrupt);
-    std::signal(SIGTERM, on_interrupt);
-    dit_ = pipeline::load_dit(setup_, world, [&](const weights::LoadProgress& p) {
-      if (first()) progress_.bytes("load", p.bytes_done, p.bytes_total, p.seconds);
-      if (g_interrupted) throw Error(ErrorCode::kCancelled, "cancelled while weights were read");
-    });
+    dit_ = pipeline::load_dit(
+        setup_, world,
+        [&](const weights::LoadProgress& p) {
+          if (first()) progress_.bytes("load", p.bytes_done, p.bytes_total, p.seconds);
+        },
+        options_.quiet);
     if (first()) {
       char text[96];
       std::snprintf(text, sizeof(text), "load: %.2f GB in %.2f s (%.2f GB/s)",
@@ -263,7 +290,11 @@ class Run {
 
     pipeline::RunReport report = header();
     nlohmann::ordered_json comparisons = nlohmann::ordered_json::array();
+    const auto start = std::chrono::steady_clock::now();
     const at::Tensor text = dit_->model().refine_text(inputs_.request.text);
+    synchronize(setup_.device);
+    report.text_seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     for (size_t k = 0; k < request_.seeds.size(); ++k) {
       inputs_.request.seed = static_cast<uint64_t>(request_.seeds[k]);
       const DenoiseResult result = denoise(text, k, "", &report);
@@ -289,6 +320,11 @@ class Run {
     options.agree_to_stop = [&](bool) { return any_interrupted(); };
     double sum = 0;
     const std::string stage = *suffix ? "denoise (dense)" : "denoise";
+    // From here an interrupt waits for the end of a step; before, it ends the program at once.
+    const Interrupts interrupts;
+    if (first())
+      progress_.finish("prepare: noise and tables of " + std::to_string(inputs_.request.forwards) +
+                       " steps");
     DenoiseResult result = job.run(
         [&](const pipeline::StepProgress& p) {
           sum += p.seconds;
@@ -323,19 +359,63 @@ class Run {
   }
 
   std::map<std::string, std::string> metadata(bool dense) const {
-    char hash[17];
-    std::snprintf(hash, sizeof(hash), "%016llx",
-                  static_cast<unsigned long long>(fnv1a(request_.prompt)));
     return {{"format", "h3 latents, normalised"},
             {"version", tessera::version()},
             {"task", std::string(to_text(request_.task))},
             {"seed", std::to_string(inputs_.request.seed)},
-            {"prompt_hash", hash},
+            {"prompt_hash", hash_text(request_.prompt)},
             {"size",
              std::to_string(inputs_.canvas.width) + "x" + std::to_string(inputs_.canvas.height)},
             {"frames", std::to_string(inputs_.timing.frames)},
             {"forwards", std::to_string(inputs_.request.forwards)},
-            {"attention", dense ? "off" : batch_signature(request_.attention)}};
+            {"flow_shift", number_text(inputs_.request.video_shift)},
+            {"audio_flow_shift", number_text(inputs_.request.audio_shift)},
+            {"dtype", std::string(tessera::dtype_name(setup_.compute))},
+            {"ranks", std::to_string(identity_.world_size)},
+            {"attention", dense ? "off" : attention_text()}};
+  }
+
+  // What the blocks ran.
+  std::string attention_text() const {
+    const BackendId backend = dit_->attention().layer("transformer", "blocks.0.attn")->backend();
+    std::string text(to_text(backend));
+    if (is_sparse(backend)) {
+      text += " " + describe(with_override(setup_.plan.choices.subblock, request_.attention));
+    }
+    return text;
+  }
+
+  static std::string number_text(double value) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.9g", value);
+    return text;
+  }
+
+  // Distinct timesteps of all steps, at most: what the AdaLN tables are sized by.
+  int64_t moments() const {
+    const int64_t each =
+        2 + (layout_.condition_video_rows > 0) + (layout_.condition_audio_rows > 0);
+    return inputs_.request.forwards * each;
+  }
+
+  // All ranks must work on the same request, or the result is a mixture of several.
+  void record_request(parallel::ConfigRecord* record) const {
+    std::string seeds;
+    for (const int64_t seed : request_.seeds) seeds += std::to_string(seed) + " ";
+    record->set("request.seeds", seeds);
+    record->set("request.file", hash_text(read_text(options_.request)));
+    record->set("request.features", hash_text(read_text(options_.features)));
+    record->set("request.forwards", inputs_.request.forwards);
+    record->set("request.flow_shift", number_text(inputs_.request.video_shift));
+    record->set("request.audio_flow_shift", number_text(inputs_.request.audio_shift));
+    record->set("request.attention", batch_signature(request_.attention));
+    record->set("request.compare_dense", options_.compare_dense ? 1 : 0);
+  }
+
+  static std::string hash_text(const std::string& text) {
+    char hash[17];
+    std::snprintf(hash, sizeof(hash), "%016llx", static_cast<unsigned long long>(fnv1a(text)));
+    return hash;
   }
 
   pipeline::RunReport header() const {
@@ -391,7 +471,8 @@ int run_denoise(const Options& options, const GlobalOptions& global) {
     parallel::LaunchOptions launch;
     launch.ranks = options.gpus;
     launch.command = global.arguments;
-    launch.prefix_output = false;  // rank 0 alone prints
+    launch.prefix_output = false;             // rank 0 alone prints
+    launch.grace = std::chrono::seconds(30);  // a step has to end first
     return parallel::launch(launch).exit_code;
   }
   return Run(options, global).run();
@@ -436,7 +517,6 @@ void add_denoise_command(CLI::App& app, GlobalOptions& global) {
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->type_name("NAME");
   sub->add_option("--seed", options->seed, "Instead of the request's; output k gets seed + k")
-      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))
       ->type_name("N");
   sub->add_option("--num-inference-steps,--steps", options->steps, "Instead of the request's")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}))

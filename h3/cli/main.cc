@@ -2,6 +2,7 @@
 //
 //   h3 attention --explain --capability 9.0 --attention-backend subblock_sparse_attn
 #include <algorithm>
+#include <csignal>
 #include <exception>
 #include <new>
 #include <string>
@@ -116,6 +117,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   namespace cli = h3::cli;
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes becomes an error that is reported
   try {
     return cli::run(argc, argv);
   } catch (const h3::Error& error) {

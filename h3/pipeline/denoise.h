@@ -50,7 +50,7 @@ struct DenoiseResult {
   at::Tensor video;  // [1, C, T, H, W] f32 on the CPU, normalised
   at::Tensor audio;  // [2, C, T] f32 on the CPU, normalised
   std::vector<StepReport> steps;
-  double prepare_seconds = 0;  // refiner, tables, noise
+  double prepare_seconds = 0;  // noise, tables; the refiner if it ran here
   DeviceMemory memory;         // at the end; peaks are of this run
 };
 

@@ -7,6 +7,7 @@
 
 #include "h3/common/error.h"
 #include "h3/models/dit/noise.h"
+#include "h3/models/dit/sampling.h"
 #include "tessera/io/safetensors.h"
 
 namespace h3::pipeline {
@@ -184,8 +185,14 @@ dit::Timing timing_of(const VideoRequest& request, const DenoiseRequest& out) {
                " conditions have sound; accepted: exactly 1",
            "give target.duration_seconds");
   }
-  return dit::timing_of_seconds(static_cast<double>(latents) /
-                                static_cast<double>(dit::kAudioLatentsPerSecond));
+  const double seconds =
+      static_cast<double>(latents) / static_cast<double>(dit::kAudioLatentsPerSecond);
+  if (seconds < dit::kMinSeconds || seconds > dit::kMaxSeconds) {
+    refuse("target.duration_seconds is absent and the sound of the condition lasts " +
+               std::to_string(seconds) + " s; accepted: 4 to 15",
+           "give target.duration_seconds");
+  }
+  return dit::timing_of_seconds(seconds);
 }
 
 }  // namespace
@@ -223,9 +230,28 @@ DenoiseInputs assemble_denoise(const VideoRequest& request, const std::string& f
                " x " + std::to_string(want.width),
            "encode keyframes on the canvas of the request");
   }
+  for (size_t i = 0; i < out.layout.references.size(); ++i) {
+    const dit::Reference& reference = out.layout.references[i];
+    if (reference.kind != dit::ReferenceKind::kVideo) continue;
+    const int64_t frames = reference.visual.frames;
+    if (frames >= 7 && frames % 5 == 2 && frames <= out.layout.target.frames) continue;
+    refuse("reference " + std::to_string(i) + " has " + std::to_string(frames) +
+               " latent frames; accepted: 5 n + 2, at least 7, and no more than the target's " +
+               std::to_string(out.layout.target.frames),
+           "trim the video before it is encoded");
+  }
   out.forwards = forwards;
   out.video_shift = request.flow_shift.value_or(shifts.video);
   out.audio_shift = request.audio_flow_shift.value_or(shifts.audio);
+  // Found out here, not after the weights were read.
+  for (const auto& [name, shift] :
+       {std::pair{"flow_shift", out.video_shift}, std::pair{"audio_flow_shift", out.audio_shift}}) {
+    try {
+      dit::sigma_grid(forwards, shift);
+    } catch (const Error& error) {
+      refuse(std::string(name) + ": " + error.message(), error.hint());
+    }
+  }
   out.seed = static_cast<uint64_t>(request.seeds.front());
   out.visual_level = request.visual_condition_level;
   out.audio_level = request.audio_condition_level;

@@ -22,6 +22,10 @@ AttentionPlan attention_plan(const DitOptions& options, const dit::DitConfig& co
                            options.platform);
 }
 
+RuntimeOptions silent() {
+  return {.log = [](std::string_view) {}};
+}
+
 bool any_sparse(const AttentionPlan& plan) {
   for (const ResolvedLayer& layer : plan.layers) {
     if (is_sparse(layer.backend)) return true;
@@ -64,10 +68,14 @@ DitSetup plan_dit(const DitOptions& options) {
   const dit::DitConfig& config = setup.checkpoint.config;
   setup.compute = options.compute.value_or(tessera::Dtype::kBf16);
   setup.plan = attention_plan(options, config, setup.compute);
-  if (!options.compute && !options.platform.cuda && !any_sparse(setup.plan)) {
+  const bool sparse =
+      any_sparse(setup.plan) || (options.request.backend && is_sparse(*options.request.backend));
+  if (!options.compute && !options.platform.cuda && !sparse) {
     setup.compute = tessera::Dtype::kF32;  // the CPU is quick and exact in f32
     setup.plan = attention_plan(options, config, setup.compute);
   }
+  // Layers without weights are enough to find out whether they can follow the request.
+  AttentionRuntime(setup.plan, silent()).prepare(options.request);
   setup.degrees = parallel::resolve_degrees(options.degrees);
   parallel::admit_plan(setup.plan, setup.degrees);
   setup.recipes =
@@ -76,26 +84,38 @@ DitSetup plan_dit(const DitOptions& options) {
   return setup;
 }
 
-void require_memory(const DitSetup& setup, int64_t rows) {
+void require_memory(const DitSetup& setup, const RunSize& run) {
+  const dit::DitConfig& config = setup.checkpoint.config;
   const double weights = static_cast<double>(setup.weight_bytes);
-  const auto activations = static_cast<double>(dit::estimated_activation_bytes(
-      setup.checkpoint.config, rows / setup.degrees.sequence, setup.compute));
-  const double need = weights + activations;
-  const auto free = static_cast<double>(
-      setup.device.is_cpu() ? available_host_bytes()
-                            : static_cast<uint64_t>(device_memory(setup.device).free));
-  if (free <= 0 || need <= free) return;
-  throw Error(ErrorCode::kOutOfMemory,
-              "the transformer needs about " + gb_text(need) + " on " + setup.device.str() + " (" +
-                  gb_text(weights) + " weights, " + gb_text(activations) + " for " +
-                  std::to_string(rows) + " packed rows); free are " + gb_text(free),
-              setup.degrees.tensor == 1
-                  ? "free memory, make the video shorter, or spread the weights with --tp-size 2"
-                  : "free memory, make the video shorter, or raise --tp-size");
+  const auto activations = static_cast<double>(
+      dit::estimated_activation_bytes(config, run.rows / setup.degrees.sequence, setup.compute));
+  const auto tables =
+      static_cast<double>(dit::adaln_table_bytes(config, run.moments, setup.compute));
+  const auto host = static_cast<double>(available_host_bytes());
+  const double ranks = run.local_ranks;
+  const bool cpu = setup.device.is_cpu();
+  const double need = cpu ? ranks * (weights + activations + tables) : weights + activations;
+  const double free = cpu ? host : static_cast<double>(device_memory(setup.device).free);
+  if (free > 0 && need > free) {
+    throw Error(ErrorCode::kOutOfMemory,
+                "the transformer needs about " + gb_text(need) + " on " + setup.device.str() +
+                    " (a rank: " + gb_text(weights) + " weights, " + gb_text(activations) +
+                    " for " + std::to_string(run.rows) + " packed rows); free are " + gb_text(free),
+                setup.degrees.tensor == 1
+                    ? "free memory, make the video shorter, or spread the weights with --tp-size 2"
+                    : "free memory, make the video shorter, or raise --tp-size");
+  }
+  if (!cpu && host > 0 && ranks * tables > host) {
+    throw Error(ErrorCode::kOutOfMemory,
+                "the AdaLN tables of all steps need " + gb_text(ranks * tables) +
+                    " of host memory; available are " + gb_text(host),
+                "use fewer steps or fewer ranks on this host");
+  }
 }
 
 LoadedDit::LoadedDit(const DitSetup& setup, parallel::World* world,
-                     const std::function<void(const weights::LoadProgress&)>& progress) {
+                     const std::function<void(const weights::LoadProgress&)>& progress,
+                     bool quiet) {
   dit::DitParallel parallel;
   if (world) {
     groups_ = world->sequence_groups();
@@ -103,8 +123,7 @@ LoadedDit::LoadedDit(const DitSetup& setup, parallel::World* world,
     if (setup.degrees.tensor > 1) parallel.tensor = &world->group(parallel::GroupKind::kTensor);
   }
   attention_ = std::make_unique<AttentionRuntime>(
-      setup.plan, world && world->rank() > 0 ? RuntimeOptions{.log = [](std::string_view) {}}
-                                             : RuntimeOptions{});
+      setup.plan, quiet || (world && world->rank() > 0) ? silent() : RuntimeOptions{});
   const dit::TensorShard shard = parallel.shard();
   const auto recipes =
       dit::model_recipes(setup.checkpoint.config, setup.checkpoint.style, setup.compute, shard);
@@ -124,8 +143,8 @@ LoadedDit::LoadedDit(const DitSetup& setup, parallel::World* world,
 
 std::unique_ptr<LoadedDit> load_dit(
     const DitSetup& setup, parallel::World* world,
-    const std::function<void(const weights::LoadProgress&)>& progress) {
-  return std::make_unique<LoadedDit>(setup, world, progress);
+    const std::function<void(const weights::LoadProgress&)>& progress, bool quiet) {
+  return std::make_unique<LoadedDit>(setup, world, progress, quiet);
 }
 
 }  // namespace h3::pipeline

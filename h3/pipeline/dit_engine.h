@@ -31,6 +31,7 @@ struct DitOptions {
   /// Of everything that is no fp32 island. Unset: bf16 on CUDA and for sparse attention, else f32.
   std::optional<tessera::Dtype> compute;
   AttentionChoices attention;
+  AttentionOverride request;  // of the request that is to run; checked against every layer
   parallel::DegreeRequest degrees;
 };
 
@@ -49,17 +50,25 @@ struct DitSetup {
 };
 
 /// Opens and checks the checkpoint (headers only), resolves attention for its layers and admits the
-/// degrees. Throws as its parts.
+/// degrees. Throws as its parts, and for a request that the layers cannot follow.
 DitSetup plan_dit(const DitOptions& options);
 
-/// Throws kOutOfMemory if weights and one forward of `rows` packed rows do not fit what is free on
-/// the device (the CPU: available memory), with both numbers and what would help.
-void require_memory(const DitSetup& setup, int64_t rows);
+/// What one run needs beside the weights.
+struct RunSize {
+  int64_t rows = 0;     // packed
+  int64_t moments = 0;  // distinct timesteps, summed over steps
+  int local_ranks = 1;  // that share this host's memory
+};
+
+/// Throws kOutOfMemory if weights and one forward do not fit what is free on the device, or the
+/// tables of the run what is available on the host (on the CPU both together), with the numbers and
+/// what would help.
+void require_memory(const DitSetup& setup, const RunSize& run);
 
 class LoadedDit {
  public:
   LoadedDit(const DitSetup& setup, parallel::World* world,
-            const std::function<void(const weights::LoadProgress&)>& progress);
+            const std::function<void(const weights::LoadProgress&)>& progress, bool quiet);
 
   dit::DitModel& model() { return *model_; }
   AttentionRuntime& attention() { return *attention_; }
@@ -74,8 +83,9 @@ class LoadedDit {
 };
 
 /// Reads the weights of this rank to its device. `world`: null on one rank; outlives the result.
+/// `quiet`: the table of backends is not logged.
 std::unique_ptr<LoadedDit> load_dit(
     const DitSetup& setup, parallel::World* world,
-    const std::function<void(const weights::LoadProgress&)>& progress = {});
+    const std::function<void(const weights::LoadProgress&)>& progress = {}, bool quiet = false);
 
 }  // namespace h3::pipeline

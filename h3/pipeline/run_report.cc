@@ -101,7 +101,8 @@ Json report_json(const RunReport& r) {
         {"seconds", r.timing.seconds()}}},
       {"packed_rows", r.packed_rows},
       {"used_rows", r.used_rows},
-      {"load", {{"seconds", r.load_seconds}, {"gb_per_second", r.load_gb_per_second}}}};
+      {"load", {{"seconds", r.load_seconds}, {"gb_per_second", r.load_gb_per_second}}},
+      {"text_seconds", r.text_seconds}};
   Json outputs = Json::array();
   for (const RunReport::Output& output : r.outputs) {
     outputs.push_back(output_json(output, r.weight_bytes));
@@ -117,8 +118,9 @@ std::string report_text(const RunReport& r) {
       static_cast<long long>(r.timing.frames), r.timing.seconds(),
       static_cast<long long>(r.packed_rows), static_cast<long long>(r.used_rows), r.device.c_str(),
       r.dtype.c_str(), r.ranks > 1 ? (", " + std::to_string(r.ranks) + " ranks").c_str() : "");
-  text += line("weights  %.2f GB in %.2f s (%.2f GB/s)", static_cast<double>(r.weight_bytes) / 1e9,
-               r.load_seconds, r.load_gb_per_second);
+  text += line("weights  %.2f GB in %.2f s (%.2f GB/s), text refined in %.2f s",
+               static_cast<double>(r.weight_bytes) / 1e9, r.load_seconds, r.load_gb_per_second,
+               r.text_seconds);
   for (const RunReport::Output& output : r.outputs) {
     const StepSummary s = summary_of(output.result.steps);
     text += line(
@@ -127,11 +129,12 @@ std::string report_text(const RunReport& r) {
         static_cast<unsigned long long>(output.seed), output.result.prepare_seconds,
         output.result.steps.size(), s.sum, s.median, s.first, s.last);
     if (s.profiled) {
+      const double rest = share(s.phases, Phase::kEmbed) + share(s.phases, Phase::kOutput);
       text += line(
-          "  of the device time: attention %.1f %%, matrix products %.1f %%, pointwise "
-          "%.1f %%",
+          "  of the forwards: attention %.1f %%, matrix products %.1f %%, pointwise %.1f "
+          "%%, embedding and output %.1f %%",
           100 * share(s.phases, Phase::kAttention), 100 * share(s.phases, Phase::kLinear),
-          100 * share(s.phases, Phase::kPointwise));
+          100 * share(s.phases, Phase::kPointwise), 100 * rest);
     }
     const Json total = Json::parse(output.attention)["total"];
     std::string reasons;

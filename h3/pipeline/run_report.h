@@ -19,6 +19,7 @@ struct RunReport {
   dit::Timing timing;
   int64_t packed_rows = 0, used_rows = 0;
   double load_seconds = 0, load_gb_per_second = 0;
+  double text_seconds = 0;  // refining the prompt, once for all outputs
   int64_t weight_bytes = 0;
   struct Output {
     std::string file;

@@ -174,8 +174,8 @@ TEST_F(DenoiseCommand, Interrupt_StopsBetweenStepsAndLeavesNothing) {
     execv(binary.c_str(), argv.data());
     _exit(127);
   }
-  // Once the weights are there, the steps run.
-  for (int i = 0; i < 600 && bytes("interrupted.log").find("load: ") == std::string::npos; ++i) {
+  // From this line on the steps run.
+  for (int i = 0; i < 600 && bytes("interrupted.log").find("prepare: ") == std::string::npos; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   ASSERT_EQ(kill(child, SIGINT), 0);
@@ -199,6 +199,15 @@ TEST_F(DenoiseCommand, BadRequests_NameTheFieldBeforeWeightsAreRead) {
           })),
           {"attention", "sparsity"});
   refuses(arguments(request([](Json& r) { r["quality"] = "high"; })), {"high"}, 3);
+  for (const char* seed : {"9223372036854775808", "-1", "0x10", "010", "1.5", ""}) {
+    refuses(arguments("short.json", {"--seed", seed}), {"--seed is ", "0 to 9223372036854775807"});
+  }
+  refuses(arguments(request([](Json& r) { r["num_outputs_per_prompt"] = 2; }),
+                    {"--seed", "9223372036854775807"}),
+          {"--seed 9223372036854775807", "output 1"});
+  for (const char* shift : {"0", "-1", "nan", "inf"}) {
+    refuses(arguments("short.json", {"--audio-flow-shift", shift}), {"audio_flow_shift"});
+  }
   refuses(arguments("missing.json"), {"missing.json", "cannot be read"});
   refuses(arguments("short.json", {"--steps", "0"}), {"--num-inference-steps", "1"});
 }
@@ -238,6 +247,63 @@ TEST_F(DenoiseCommand, BadFeatures_NameTheTensor) {
           {"condition.0.visual", "does not use"});
   values[7] = std::numeric_limits<float>::quiet_NaN();
   refuses(features({text}), {"text", "1 values that are not finite"});
+}
+
+TEST_F(DenoiseCommand, OneFileForTwoThings_IsRefused) {
+  refuses(arguments("short.json", {"--report", path("out.safetensors")}), {"--report", "one file"});
+  const Json before = read("short.json");
+  refuses(arguments("short.json", {"--report", path("short.json")}), {"the request", "one file"});
+  EXPECT_EQ(read("short.json"), before);
+  fs::copy_file(path("tiny/examples/t2va.safetensors"), path("features.safetensors"));
+  std::vector<std::string> args = arguments("short.json");
+  args[5] = args[7] = path("features.safetensors");
+  const Outcome o = run_h3(args);
+  EXPECT_EQ(o.exit_code, 2) << o.err;
+  expect_parts(o.err, {"--features", "one file"});
+  EXPECT_EQ(bytes("features.safetensors"), bytes("tiny/examples/t2va.safetensors"));
+  refuses(arguments("short.json", {"--report", "/dev/null"}), {"--report", "no regular file"});
+}
+
+TEST_F(DenoiseCommand, SparseRequest_RunsInBf16) {
+  const std::string name = request([](Json& r) {
+    r["target"]["short_edge"] = 128;
+    r["attention"] = {{"backend", "subblock_sparse_attn"},
+                      {"sparsity", 0.5},
+                      {"skip_first_steps", 1},
+                      {"min_seq_len", 512}};
+  });
+  const Outcome o = run_h3(arguments(name, {"--json"}, "asked.safetensors"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const Json report = Json::parse(o.out);
+  EXPECT_EQ(report["dtype"], "bf16");
+  EXPECT_EQ(report["outputs"][0]["attention"]["total"]["sparse_calls"], 3);
+  SafetensorsFile file;
+  ASSERT_TRUE(SafetensorsFile::open(path("asked.safetensors"), &file).ok());
+  expect_parts(file.metadata().at("attention"), {"subblock_sparse_attn", "sparsity=0.5"});
+}
+
+TEST_F(DenoiseCommand, RanksWithDifferentRequests_EndWithTheField) {
+  Json other = read("short.json");
+  other["seed"] = 5;
+  write("other.json", other);
+  // Every rank takes the request of its own number.
+  fs::copy_file(path("short.json"), path("rank0.json"));
+  fs::copy_file(path("other.json"), path("rank1.json"));
+  std::string command;
+  for (std::string a : arguments("rank$RANK.json", {}, "ranks.safetensors")) command += " " + a;
+  const Outcome o = run_h3({"launch", "-n", "2", "--", "sh", "-c", H3_BINARY + command});
+  EXPECT_EQ(o.exit_code, 2) << o.err;
+  expect_parts(o.err, {"request.", "rank 0", "rank 1"});
+  EXPECT_FALSE(fs::exists(path("ranks.safetensors")));
+}
+
+TEST_F(DenoiseCommand, DegreesThatContradictTheRanks_AreRefused) {
+  refuses(arguments("short.json", {"--num-gpus", "2", "--ulysses-degree", "1"}), {"ulysses"});
+  setenv("RANK", "0", 1);
+  setenv("WORLD_SIZE", "1", 1);
+  refuses(arguments("short.json", {"--num-gpus", "4"}), {"--num-gpus is 4", "1 ranks"});
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
 }
 
 TEST_F(DenoiseCommand, DamagedShard_IsRefusedBeforeAnythingRuns) {

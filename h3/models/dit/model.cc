@@ -9,17 +9,10 @@
 #include "h3/common/error.h"
 #include "h3/layers/fused.h"
 #include "h3/models/dit/call.h"
+#include "h3/models/dit/memory.h"
 #include "h3/parallel/plan_admission.h"
 
 namespace h3::dit {
-namespace {
-
-// Rows of one pass through the MLP: its intermediate rows are 43008 wide, and a few passes keep
-// them below the attention's own peak.
-constexpr int64_t kMlpRows = 9472;
-
-}  // namespace
-
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (x.is_cpu() && x.scalar_type() != at::kFloat) {
     // The CPU has no fast bf16 matrix product; sums are f32 either way.

@@ -45,10 +45,10 @@ class DitEngine : public testing::Test {
 TEST_F(DitEngine, Memory_IsCountedBeforeLoading) {
   DitSetup setup = plan_dit(options_);
   EXPECT_EQ(setup.compute, tessera::Dtype::kF32);
-  EXPECT_NO_THROW(require_memory(setup, 1024));
+  EXPECT_NO_THROW(require_memory(setup, {.rows = 1024}));
   setup.weight_bytes = uint64_t{1} << 50;
   try {
-    require_memory(setup, 1024);
+    require_memory(setup, {.rows = 1024});
     FAIL() << "a petabyte fits?";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
