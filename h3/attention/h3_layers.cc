@@ -8,7 +8,6 @@ namespace h3 {
 namespace {
 
 constexpr int kTextLayers = 50;  // hidden state 50: later layers are not run
-constexpr int kVideoBlocks = 36;
 
 void add_stack(const LayerDescriptor& pattern, int count, fmt::string_view name,
                ModelLayers* model) {
@@ -59,13 +58,13 @@ ModelLayers minimax_h3_layers(const Platform& platform, const H3LayerOptions& op
 
   LayerDescriptor video;
   video.component = "video_vae";
-  video.heads = video.kv_heads = 32;
-  video.head_dim = 64;
+  video.heads = video.kv_heads = options.video_vae.heads;
+  video.head_dim = options.video_vae.head_dim;
   video.dtype = tessera::Dtype::kF16;
   video.supported = {BackendId::kFa, BackendId::kTorchSdpa};
   video.default_backend = options.video_vae_default;
   require_sdpa_outside_cuda(platform, &video);
-  add_stack(video, kVideoBlocks, "decoder.transformer_blocks.{}.attn", &model);
+  add_stack(video, options.video_vae.blocks, "decoder.transformer_blocks.{}.attn", &model);
 
   LayerDescriptor audio;
   audio.component = "audio_vae";

@@ -14,8 +14,14 @@ struct DitAttention {
   tessera::Dtype dtype = tessera::Dtype::kBf16;  // of q, k and v
 };
 
+/// The video VAE decoder's attention; the defaults are the published model's.
+struct VideoVaeBlocks {
+  int blocks = 36, heads = 32, head_dim = 64;
+};
+
 struct H3LayerOptions {
   DitAttention dit;
+  VideoVaeBlocks video_vae;
   // The dense set {fa, torch_sdpa} of the video VAE binds automatic and global choices either way;
   // SGLang 0.5.23 also defaults to torch_sdpa.
   std::optional<BackendId> video_vae_default;

@@ -75,6 +75,7 @@ int run(int argc, char** argv) {
   add_attention_command(app, global);
   add_compare_runs_command(app, global);
 #ifdef H3_WITH_TORCH
+  add_decode_command(app, global);
   add_denoise_command(app, global);
 #endif
   add_inspect_command(app, global);

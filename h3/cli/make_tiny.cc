@@ -9,6 +9,8 @@
 #include "h3/cli/commands.h"
 #include "h3/common/error.h"
 #include "h3/models/dit/tiny.h"
+#include "h3/models/vae_audio/tiny.h"
+#include "h3/models/vae_video/tiny.h"
 #include "h3/weights/model_index.h"
 #include "h3/weights/sharded_writer.h"
 #include "h3/weights/staged_folder.h"
@@ -52,10 +54,32 @@ void write_examples(const std::string& folder, const Options& options) {
                               static_cast<uint64_t>(options.seed));
 }
 
+// Both fit the tiny transformer's latents: 24 channels, 16 x 16 pixels and 4 frames a latent; 32
+// channels, 800 samples a latent.
+void write_video_vae(const std::string& folder, const Options& options) {
+  vae_video::write_random_video_vae(
+      folder, vae_video::tiny_released_ratio_config(),
+      options.native() ? vae_video::NameStyle::kOfficial : vae_video::NameStyle::kDiffusers,
+      static_cast<uint64_t>(options.seed));
+}
+
+void write_audio_vae(const std::string& folder, const Options& options) {
+  vae_audio::write_random_audio_vae(folder, vae_audio::tiny_released_ratio_config(),
+                                    vae_audio::NormStyle::kPair,
+                                    static_cast<uint64_t>(options.seed));
+}
+
 std::vector<Component> components(const Options& options) {
-  if (options.native()) return {{"transformer", write_transformer}, {"examples", write_examples}};
+  if (options.native()) {
+    return {{"transformer", write_transformer},
+            {"video_vae", write_video_vae},
+            {"audio_vae", write_audio_vae},
+            {"examples", write_examples}};
+  }
   const bool ref = options.which() == Partition::kRef2va;
   return {{ref ? "transformer_ref" : "transformer", write_transformer},
+          {"vae", write_video_vae},
+          {"audio_vae", write_audio_vae},
           {"examples", write_examples},
           {"scheduler",
            [](const std::string& folder, const Options&) { write_scheduler(folder, kVideoShift); }},

@@ -7,7 +7,7 @@
 tessera_demo_packages=(
   g++ cmake ninja-build ccache pkg-config git
   libhwy-dev nlohmann-json3-dev libcli11-dev libfmt-dev
-  libavformat-dev libavcodec-dev libavutil-dev libswscale-dev
+  libavformat-dev libavcodec-dev libavutil-dev libswscale-dev libswresample-dev
   libcairo2-dev libeigen3-dev libpng-dev fonts-dejavu-core
   ffmpeg python3 python3-venv python3-pip
 )
