@@ -74,7 +74,8 @@ TEST_F(InspectCommand, Json_IsOneDocument) {
   EXPECT_EQ(tensors, 74);
   // Weights of a bf16 model in memory are what the files hold.
   EXPECT_EQ(json["memory"]["bf16"]["weight_bytes"], json["bytes"]);
-  EXPECT_EQ(json["memory"]["bf16"]["estimated_activation_bytes"], 6400 * (256 + 4 * 1024) * 2 * 9 / 8);
+  EXPECT_EQ(json["memory"]["bf16"]["estimated_activation_bytes"],
+            6400 * (256 + 4 * 1024) * 2 * 9 / 8);
   // 3 blocks: two norms, qkv, out, fc1, fc2, two head norms.
   EXPECT_EQ(json["groups"]["blocks"]["bf16_bytes"],
             3 * 2 * (2 * 256 + 3072 * 256 + 256 * 1024 + 1024 * 256 + 256 * 512 + 2 * 128));

@@ -139,7 +139,8 @@ TEST(DitMemory, Published_IsTheStatedEstimate) {
   const DitConfig config;
   // 37760 x (5376 + 4 x 7168) x 2 bytes.
   EXPECT_EQ(estimated_activation_bytes(config, 37760, tessera::Dtype::kBf16), 2571304960 * 9 / 8);
-  EXPECT_EQ(estimated_activation_bytes(config, 37760, tessera::Dtype::kF32), 2 * 2571304960 * 9 / 8);
+  EXPECT_EQ(estimated_activation_bytes(config, 37760, tessera::Dtype::kF32),
+            2 * 2571304960 * 9 / 8);
 }
 
 }  // namespace
