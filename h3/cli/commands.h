@@ -59,9 +59,10 @@ void print_text(const std::string& text);
 
 void add_attention_command(CLI::App& app, GlobalOptions& global);
 void add_compare_runs_command(CLI::App& app, GlobalOptions& global);
-/// These two need torch: only in builds with it.
+/// These three need torch: only in builds with it.
 void add_decode_command(CLI::App& app, GlobalOptions& global);
 void add_denoise_command(CLI::App& app, GlobalOptions& global);
+void add_encode_command(CLI::App& app, GlobalOptions& global);
 void add_inspect_command(CLI::App& app, GlobalOptions& global);
 void add_launch_command(CLI::App& app, GlobalOptions& global);
 void add_make_tiny_command(CLI::App& app, GlobalOptions& global);

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,12 +11,12 @@
 #include "h3/cli/commands.h"
 #include "h3/cli/device_option.h"
 #include "h3/cli/progress.h"
+#include "h3/cli/vae_folder.h"
 #include "h3/common/error.h"
 #include "h3/parallel/launch.h"
 #include "h3/parallel/plan_admission.h"
 #include "h3/parallel/world.h"
 #include "h3/pipeline/decode.h"
-#include "h3/weights/model_paths.h"
 #include "tessera/device.h"
 #include "tessera/io/safetensors.h"
 
@@ -31,15 +30,6 @@ struct Options {
   int gpus = 0;
   bool json = false, quiet = false;
 };
-
-// The folder that holds the autoencoders: that of a release, or the path itself.
-std::string vae_folder(const weights::ModelRequest& model) {
-  namespace fs = std::filesystem;
-  const bool release = fs::exists(fs::path(model.path) / "model_index.json") ||
-                       fs::exists(fs::path(model.path) / "FL2VA") ||
-                       fs::exists(fs::path(model.path) / "Ref2VA");
-  return release ? weights::resolve_model(model).root : model.path;
-}
 
 // What `h3 denoise` wrote about the run goes into the movie.
 media::Settings metadata_of(const std::string& path) {

@@ -77,6 +77,7 @@ int run(int argc, char** argv) {
 #ifdef H3_WITH_TORCH
   add_decode_command(app, global);
   add_denoise_command(app, global);
+  add_encode_command(app, global);
 #endif
   add_inspect_command(app, global);
   add_launch_command(app, global);
