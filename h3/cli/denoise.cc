@@ -26,8 +26,8 @@
 #include "h3/common/hash.h"
 #include "h3/models/dit/sampling.h"
 #include "h3/parallel/launch.h"
+#include "h3/pipeline/against_dense.h"
 #include "h3/pipeline/dit_engine.h"
-#include "h3/pipeline/quality.h"
 #include "h3/pipeline/run_report.h"
 #include "tessera/device.h"
 #include "tessera/io/safetensors.h"
@@ -140,46 +140,6 @@ void write_latents(const std::string& path, const DenoiseResult& result,
        {"audio", tessera::Dtype::kF32, audio.sizes().vec(), audio.data_ptr()}},
       metadata);
   if (!status.ok()) throw Error(ErrorCode::kUnavailable, status.message());
-}
-
-// A finished pair of runs with one seed: how far the sparse one is from the dense one, and how much
-// quicker.
-nlohmann::ordered_json comparison(const DenoiseResult& sparse, const DenoiseResult& dense) {
-  const auto view = [](const at::Tensor& t) {
-    return pipeline::LatentView{t.data_ptr<float>(), t.size(1), t.size(2), t.size(3), t.size(4)};
-  };
-  const auto values = [](const at::Tensor& t) {
-    return std::span<const float>(t.data_ptr<float>(), static_cast<size_t>(t.numel()));
-  };
-  const auto seconds = [](const DenoiseResult& r) {
-    double sum = 0;
-    for (const pipeline::StepReport& step : r.steps) sum += step.seconds;
-    return sum;
-  };
-  const pipeline::CompareOptions names{.a = "dense", .b = "run"};
-  const auto video = pipeline::compare_latents(view(dense.video), view(sparse.video), names);
-  const std::vector<int64_t> shape = dense.audio.sizes().vec();
-  nlohmann::ordered_json json;
-  json["video"] = pipeline::agreement_json(video.agreement);
-  json["video"]["frames"] = pipeline::frames_json(video.frames, video.peak);
-  json["audio"] = pipeline::agreement_json(
-      pipeline::compare_values(values(dense.audio), values(sparse.audio), shape, names));
-  json["dense_seconds"] = seconds(dense);
-  json["seconds"] = seconds(sparse);
-  json["speed_up"] = seconds(dense) / seconds(sparse);
-  return json;
-}
-
-std::string comparison_text(const nlohmann::ordered_json& json) {
-  const auto number = [](const nlohmann::ordered_json& value, int digits) {
-    char text[64];
-    if (!value.is_number()) return std::string("-");
-    std::snprintf(text, sizeof(text), "%.*f", digits, value.get<double>());
-    return std::string(text);
-  };
-  return "  against dense: video cosine " + number(json["video"]["cosine"], 6) + ", relative L2 " +
-         number(json["video"]["relative_l2"], 6) + "; audio cosine " +
-         number(json["audio"]["cosine"], 6) + "; speed-up " + number(json["speed_up"], 2) + "\n";
 }
 
 class Run {
@@ -305,7 +265,7 @@ class Run {
       const DenoiseResult dense = denoise(text, k, "-dense", &report);
       auto again = prepared;
       dit_->attention().apply(std::move(again));
-      comparisons.push_back(comparison(result, dense));
+      comparisons.push_back(pipeline::against_dense(result, dense));
     }
     if (first()) print(report, comparisons);
     return kExitOk;
@@ -450,7 +410,7 @@ class Run {
     }
     if (options_.json) return print_text(json.dump(2) + "\n");
     std::string text = pipeline::report_text(report);
-    for (const auto& one : comparisons) text += comparison_text(one);
+    for (const auto& one : comparisons) text += pipeline::against_dense_text(one);
     print_text(text);
   }
 
